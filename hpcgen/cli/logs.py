@@ -84,7 +84,7 @@ def command(
         return
     attempt = _choose(directory, attempts, number)
     is_last = not any(each.job == attempt.job and each.restart > attempt.restart for each in attempts)
-    files = log_files(directory, attempt.stage, attempt.job)
+    files = log_files(directory, attempt)
     failure = root_failure(directory, attempt)
     lines = last_lines(files, attempt, count, is_last=is_last, shows=_filter(rank, as_json))
     if as_json:
@@ -165,7 +165,7 @@ def _follow(directory: Path, attempts: list[JobAttempt], rank: int | None, count
     newest = attempts[-1] if attempts else None
 
     def newest_files() -> tuple[LogFile, ...]:
-        return () if newest is None else log_files(directory, newest.stage, newest.job)
+        return () if newest is None else log_files(directory, newest)
 
     shows = _filter(rank, as_json)
     follower = Follower(newest_files, newest.began if newest else 0.0)

@@ -155,7 +155,7 @@ class _Collector:
 
     def _add_logs(self, attempt: JobAttempt, *, is_last: bool) -> None:
         left = LOG_BYTES
-        for file in log_files(self._run_dir, attempt.stage, attempt.job):
+        for file in log_files(self._run_dir, attempt):
             if left <= 0:
                 self._left_out[file.name] = (
                     f"the logs of restart {attempt.restart} have more than {LOG_BYTES >> 20} MiB"

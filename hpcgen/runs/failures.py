@@ -37,7 +37,7 @@ def root_failure(run_dir: Path, attempt: JobAttempt) -> Failure | None:
     if attempt.verdict in ("done", "stopped") or attempt.reason.startswith(_UNDISTURBED):
         return None
     later = any(each.restart > attempt.restart for each in read_job(run_dir / "jobs" / attempt.job))
-    found = _evidence(log_files(run_dir, attempt.stage, attempt.job), attempt, is_last=not later)
+    found = _evidence(log_files(run_dir, attempt), attempt, is_last=not later)
     failed = "" if later else _failed_text(run_dir, attempt)
     failure = find_root(found, node_of(attempt), failed, _num_ranks(attempt))
     if failure is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -44,15 +45,22 @@ class LogFile:
         return f"{parent}/{self.path.name}" if self.rank is not None else self.path.name
 
 
-def log_files(run_dir: Path, stage: str, job: str) -> tuple[LogFile, ...]:
-    """The existing logs of a job: its own, then those that submitit keeps for each task."""
-    own = LogFile(path=run_dir / f"{stage}-{job}.log")
+def log_files(run_dir: Path, attempt: JobAttempt) -> tuple[LogFile, ...]:
+    """The existing logs of an attempt's job: its own, then those that submitit keeps for each task."""
+    first = Path("submitit", f"{attempt.job}_0_log.out")
+    for event in attempt.events:
+        if log := event.get("log"):  # of a job on this machine
+            first = Path(log)
+    if first.is_absolute() or ".." in first.parts:  # others may have written the event
+        first = Path(first.name)
+    job = _TASK_LOG.sub("", first.name)
     tasks = [
         LogFile(path=path, rank=int(found[1]))
-        for path in (run_dir / "submitit").glob(f"{job}_*_log.out")
+        for path in (run_dir / first.parent).glob(f"{glob.escape(job)}_*_log.out")
         if (found := _TASK_LOG.search(path.name)) and path.name == f"{job}{found[0]}"
     ]
     tasks.sort(key=lambda file: file.rank or 0)
+    own = LogFile(path=run_dir / f"{attempt.stage}-{attempt.job}.log")
     return tuple(file for file in (own, *tasks) if _is_readable(file.path, run_dir))
 
 

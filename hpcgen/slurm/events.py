@@ -46,6 +46,11 @@ def recorded(directory: Path, job: str, stage: str) -> Iterator[None]:
         _record(directory, job, stage, "end", verdict=verdict, status=str(status), reason=redact(reason))
 
 
+def record_launch(directory: Path, job: str, stage: str, log: Path, run_dir: Path) -> None:
+    """Records the log of a job's first task. submitit names it after a process, not after the job."""
+    _record(directory, job, stage, "launch", nodes=socket.gethostname(), log=os.path.relpath(log, run_dir))
+
+
 def _record(directory: Path, job: str, stage: str, event: str, **values: str) -> None:
     line = {"event": event, "time": time.time(), "job": job, "restart": 0, "stage": stage, **values}
     with contextlib.suppress(OSError), open(directory / EVENTS, "a", opener=open_nofollow) as file:

@@ -27,7 +27,7 @@ from hpcgen.planning.paths import corpus_job
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.stage import StagePlan
 from hpcgen.slurm.corpus import check_corpus, missing_tasks
-from hpcgen.slurm.events import recorded
+from hpcgen.slurm.events import record_launch, recorded
 from hpcgen.slurm.job import Job, Progress
 from hpcgen.slurm.processes import kill_tree, term_exits
 from hpcgen.slurm.run_directory import Followed, make_job_directory, make_run_directory, sharing
@@ -113,6 +113,7 @@ def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Pro
         with _children_ignore_ctrl_c(), _children_ignore_local_modules(), without(of_outer_launcher()):
             submitted: Any = executor.submit(_task(plan, stage, job_dir))
             job = Job(stage.name, submitted.job_id, folder / Path(submitted.paths.stdout).name, submitted)
+            record_launch(job_dir, named.name, stage.name, job.log, run_dir)
             stack.enter_context(_ended(job))
         _wait(job, stage, plan, job_dir / "stop", on_progress, started)
     return job

@@ -86,7 +86,7 @@ def test_times_decide_between_the_logs_of_tasks(tmp_path: Path) -> None:
     for rank, (time, error) in enumerate([("15:50:09", "late"), ("15:50:07", "early")]):
         traceback = f"Traceback (most recent call last):\n  File 'x.py', line 3, in f\nValueError: {error}\n"
         (run / "submitit" / f"7_{rank}_log.out").write_text(f"2026-11-26T{time}+0000 failed:\n{traceback}")
-    assert [file.rank for file in log_files(run, "train", "7")] == [None, 0, 1]
+    assert [file.rank for file in log_files(run, last(run))] == [None, 0, 1]
     failure = root_failure(run, last(run))
     assert failure is not None
     assert (failure.rank, failure.message) == (1, "ValueError: early")
@@ -138,3 +138,17 @@ def test_a_hang_shows_the_stack_of_the_rank_to_look_at(tmp_path: Path) -> None:
     assert (failure.kind, failure.rank, failure.node) == ("hang", 1, "ndv5-1")
     assert failure.traceback.startswith("rank-00001.txt:\n")
     assert failure.traceback.endswith("in read_storage")
+
+
+def test_the_log_of_a_job_on_this_machine_is_named_in_its_events(tmp_path: Path) -> None:
+    run = write_failed_run(tmp_path / "run")
+    (run / "submitit").mkdir()
+    (run / "submitit" / "4711_0_log.out").write_text(ERROR.format(rank=0, error="ValueError: bad"))
+    launch = event("launch", job="local-a", log="submitit/4711_0_log.out")
+    end = event("end", BEGAN + 200, job="local-a", verdict="failed", status="1", reason="train failed")
+    write_events(run, event("start", BEGAN + 100, job="local-a"), launch, end, job="local-a")
+    failure = root_failure(run, last(run))
+    assert failure is not None
+    assert failure.place == "submitit/4711_0_log.out:1"
+    write_events(run, event("launch", job="local-a", log="../secret/4711_0_log.out"), job="local-a")
+    assert log_files(run, last(run)) == ()
