@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-_LABEL = re.compile(r"[ 0]{0,7}(\d{1,7}): ?")
+_LABEL = re.compile(r"[ 0]{0,7}(\d{1,7}):(?: |$)")
 """Prefix of `srun --label`."""
 _PREFIX = re.compile(
     r"\s*(?:"
@@ -17,6 +17,7 @@ _PREFIX = re.compile(
     r"|(?:\x1b\[\d+m)?\(\w+(?: \w+)* pid=\d+(?:, ip=[\d.]+)?\)(?:\x1b\[0m)? ?"  # Ray
     r")"
 )
+_COLOR = re.compile(r"\x1b\[[\d;]*m")
 _STAMP = re.compile(
     r"[\[(]?(?P<date>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](?P<fraction>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d)?[\])]?"
 )
@@ -44,13 +45,14 @@ def parse(lines: Iterable[str], rank: int | None = None, first: int = 1) -> Iter
 
 def parse_line(line: str, rank: int | None = None, number: int = 1) -> Line:
     """Parses a line. A rank in its prefix replaces `rank`."""
-    text = line.rstrip("\r\n")
+    text = _COLOR.sub("", line.rstrip("\r\n"))
     if label := _LABEL.match(text):
         rank, text = int(label[1]), text[label.end() :]
     while found := _PREFIX.match(text):
         named = found["torch"] or found["mpi"]
         rank = int(named) if named else rank
         text = text[found.end() :]
+    text = text.rpartition("\r")[2]  # what a terminal shows of a progress bar
     return Line(rank, time_of(text), text, number)
 
 

@@ -78,7 +78,7 @@ def _last_lines_of(
         while True:
             start = max(begin, end - window)
             opened.seek(start)
-            data = opened.read(end - start).decode(errors="replace").splitlines()
+            data = opened.read(end - start).decode(errors="replace").removesuffix("\n").split("\n")
             if start > begin:
                 data = data[1:]  # a part of a line
             found = list(filter(shows, parse(data, file.rank)))

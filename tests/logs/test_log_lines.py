@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from hpcgen.logs.lines import parse_line
 from hpcgen.runs.attempts import JobAttempt
 from hpcgen.runs.log_files import LogFile
 from hpcgen.runs.log_lines import Follower, last_lines
@@ -31,6 +34,39 @@ def test_lines_of_several_files_are_in_time_order(tmp_path: Path) -> None:
         entry.line.rank
         for entry in last_lines(files, ATTEMPT, 9, is_last=True, shows=lambda line: line.rank == 1)
     ] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "text"),
+    [
+        ("3: step 1", 3, "step 1"),
+        ("003: step 1", 3, "step 1"),
+        ("[rank7]: step 1", 7, "step 1"),
+        ("1: [default0]:[rank12]:[E817 17:40:34.2 x.cpp:1] y", 12, "[E817 17:40:34.2 x.cpp:1] y"),
+        ("[1,5]<stderr>: step 1", 5, "step 1"),
+        ("(Worker pid=99, ip=10.0.0.1) step 1", None, "step 1"),
+        ("2: \r10%|#\r20%|##", 2, "20%|##"),
+        ("0: \x1b[31mValueError\x1b[0m: bad", 0, "ValueError: bad"),
+        ("12:30:01 step 1", None, "12:30:01 step 1"),
+    ],
+)
+def test_prefixes_of_launchers_name_the_rank(line: str, rank: int | None, text: str) -> None:
+    found = parse_line(line)
+    assert (found.rank, found.text) == (rank, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("2026-11-26T15:48:34+0000 hpcgen: x", 1_795_708_114.0),
+        ("2026-11-26T15:48:34.250+00:00 trainer: x", 1_795_708_114.25),
+        ("[2026-11-26 15:48:34Z] x", 1_795_708_114.0),
+        ("2026-13-26T15:48:34+0000 x", None),
+        ("no time", None),
+    ],
+)
+def test_the_time_of_a_line(text: str, time: float | None) -> None:
+    assert parse_line(text).time == time
 
 
 def test_the_last_line_of_a_rank_may_be_far_from_the_end(tmp_path: Path) -> None:
