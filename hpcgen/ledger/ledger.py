@@ -139,7 +139,7 @@ def facts_of(attempt: LedgerAttempt, facts: Facts) -> JobFacts:
 def _attempts(account: Account, history: History, since: float) -> Iterator[LedgerAttempt]:
     lost = _lost_steps(history)
     for number, leg in enumerate(account.legs):
-        spent = account.timeline.spent(since, number)
+        spent = account.timeline.of(number).spent(since)
         if spent.wall_s > 0:
             yield LedgerAttempt(
                 job=leg.job.job if leg.job is not None else str(leg.trainings[0].start.get("job") or ""),

@@ -73,11 +73,22 @@ class Timeline:
         """End of the last row."""
         return float(self.ended[-1]) if len(self.ended) else self.began
 
-    def spent(self, since: float, leg: int | None = None) -> Spent:
-        """The time after `since`, of all attempts or of one."""
+    def of(self, leg: int) -> Timeline:
+        """The rows of one attempt."""
+        first, last = np.searchsorted(self.leg, (leg, leg + 1))
+        rows = slice(int(first), int(last))
+        return Timeline(
+            ended=self.ended[rows],
+            seconds=self.seconds[rows],
+            leg=self.leg[rows],
+            is_held=self.is_held[rows],
+            gpus=self.gpus[rows],
+            began=float(self.ended[first - 1]) if first else self.began,
+        )
+
+    def spent(self, since: float) -> Spent:
+        """The time after `since`."""
         shares = self._shares(since)
-        if leg is not None:
-            shares = np.where(self.leg == leg, shares, 0.0)
         held = shares * self.seconds.sum(axis=1) * self.is_held
         return Spent.of(
             dict(zip(PARTS, (shares @ self.seconds).tolist(), strict=True)),
@@ -87,8 +98,7 @@ class Timeline:
 
     def _shares(self, since: float) -> Column:
         """The share of each row that is after `since`."""
-        began = np.concatenate([[self.began], self.ended[:-1]])[: len(self.ended)]
-        length = self.ended - began
+        length = np.diff(self.ended, prepend=self.began)
         after = np.clip(self.ended - since, 0.0, length)
         shares: Column = np.divide(after, length, out=np.zeros(len(length)), where=length > 0)
         return shares

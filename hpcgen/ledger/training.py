@@ -60,7 +60,7 @@ class Trainings:
         if _is_empty(lines):
             return None
         columns, line = self.history.columns, lines.start
-        began = columns["time"][line] - columns["step_time_s"][line] * self.history.weights[line]
+        began = columns["time"][line] - columns["step_time_s"][line] * self._weights[line]
         return float(began) if np.isfinite(began) else None
 
     def _lines(self, number: int) -> slice:
@@ -72,7 +72,7 @@ class Trainings:
         if _is_empty(lines):
             return
         columns = {name: np.nan_to_num(column[lines]) for name, column in self.history.columns.items()}
-        weights = self.history.weights[lines]
+        weights = self._weights[lines]
         steps_s = columns["step_time_s"] * weights
         waits_s = np.minimum(columns["data_wait_s"] * weights, steps_s)
         first_s = np.zeros(len(steps_s))
@@ -126,7 +126,11 @@ class Trainings:
         if _is_empty(lines):
             return 0.0
         seconds = np.nan_to_num(self.history.columns["step_time_s"][lines.start])
-        return max(0.0, float(self.history.weights[lines.start] * (seconds - typical_s)))
+        return max(0.0, float(self._weights[lines.start] * (seconds - typical_s)))
+
+    @cached_property
+    def _weights(self) -> Column:
+        return self.history.weights
 
     @cached_property
     def _typical_step_s(self) -> float | None:
