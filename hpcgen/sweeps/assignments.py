@@ -21,8 +21,8 @@ MAX_POINTS = 1000
 MAX_NAME = 48
 """Maximum length of a point's name. It is part of a directory's name and of the name of a job."""
 
-SCIENTIFIC_BELOW = 0.01
-"""Smaller numbers are written as 3e-4 in names."""
+SCIENTIFIC_TO = 0.01
+"""Numbers up to this one are written as 3e-4 in names."""
 
 Assignments = tuple[str, ...]
 """What distinguishes a point, such as ("optimizer.lr=1e-4", "training.seed=2")."""
@@ -204,7 +204,7 @@ def _in_name(text: str) -> str:
     if re.fullmatch(r"[+-]?[0-9]*\.?[0-9]+(e[+-]?[0-9]+)?", text, re.IGNORECASE) and not text.isdecimal():
         number = float(text)
         mantissa, _, exponent = f"{number:e}".partition("e")
-        is_small = number != 0 and abs(number) < SCIENTIFIC_BELOW
+        is_small = number != 0 and abs(number) <= SCIENTIFIC_TO
         text = f"{float(mantissa):g}e{int(exponent)}" if is_small or abs(number) >= 1e6 else f"{number:g}"
     sign = "-" if text.startswith("-") else ""
     return sign + (re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.") or "none")
