@@ -16,8 +16,6 @@ from hpcgen.report.run import Run
 from hpcgen.report.summary import RECENT_LINES, Summary, summarize
 from hpcgen.runs.history import History
 from hpcgen.text import counted, duration
-from trainer.contract.config import TrainerConfig
-from trainer.contract.model.layout import Layout
 
 SLOWER_THAN_PREDICTED = 1.3
 """A step that takes this many times the prediction is slow. Predictions are at most 20% off (docs/planning.md)."""
@@ -59,7 +57,7 @@ def causes(files: RunFiles) -> Iterator[Cause]:
         yield from _slower_than_predicted(run, summary, step)
         yield from _slower_than_before(run.history, _metrics(run))
     if len(run.history.iteration) >= MIN_LINES and run.history.start.get("device") == "cuda":
-        pipeline = list(_pipeline(run, summary, files.trained, step))
+        pipeline = list(_pipeline(run, summary, step))
         yield from pipeline
         yield from _parts(run, summary, is_explained=bool(pipeline))
     yield from _memory(run, summary)
@@ -153,9 +151,7 @@ def _count(value: object) -> int:
     return value if type(value) is int and value > 0 else 0
 
 
-def _pipeline(
-    run: Run, summary: Summary, trainer: TrainerConfig | None, step: StepTime | None
-) -> Iterator[Cause]:
+def _pipeline(run: Run, summary: Summary, step: StepTime | None) -> Iterator[Cause]:
     """Yields a pipeline whose stages take different times, or whose first stage waits longer than its bubble."""
     stages = run.history.start.get("pp")
     if not isinstance(stages, int) or stages < 2:
@@ -163,8 +159,6 @@ def _pipeline(
     evidence, idle, bubble = [], summary.shares.get("idle", 0.0), _bubble(run)
     if step is not None and (uneven := _uneven_stages(step)):
         evidence.append(uneven)
-    elif trainer is not None and (counts := _uneven_layers(trainer)):
-        evidence.append(counts)
     if bubble and idle - bubble >= MUCH["idle"]:
         evidence.append(
             f"{_metrics(run)}: idle_s is {idle:.0%} of step_time_s on rank 0; the bubble of a balanced pipeline is "
@@ -177,8 +171,8 @@ def _pipeline(
             what="The pipeline stages do not take the same time, so most of them wait for the slowest",
             evidence=tuple(evidence),
             fix="Move layers: parallelism.account_for_embedding_in_pipeline_split and "
-            "account_for_loss_in_pipeline_split, "
-            "num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage, or "
+            "account_for_loss_in_pipeline_split, num_layers_in_first_pipeline_stage and "
+            "num_layers_in_last_pipeline_stage, or "
             "pipeline_model_parallel_layout. hpcgen layouts finds a faster layout.",
             page="faults.md#it-trains-and-is-slow",
         )
@@ -194,28 +188,6 @@ def _uneven_stages(step: StepTime) -> str:
         f"predicted: stage {slowest} of {len(times)} computes {duration(times[slowest])} per microbatch, "
         f"{times[slowest] / mean:.2f} times the mean of the stages"
     )
-
-
-def _uneven_layers(trainer: TrainerConfig) -> str:
-    """The numbers of layers of the stages if they differ by more than a tenth."""
-    layout = Layout.make(trainer.model, trainer.parallelism, trainer.training, trainer.world_size)
-    counts = _layers_of_stages(trainer) if layout is not None else ()
-    if not counts or max(counts) * len(counts) < UNEVEN * sum(counts):
-        return ""
-    return f"configuration: the stages have {' + '.join(map(str, counts))} layers"
-
-
-def _layers_of_stages(trainer: TrainerConfig) -> tuple[int, ...]:
-    keys, layers = trainer.parallelism, trainer.model.num_layers
-    first, last = keys.num_layers_in_first_pipeline_stage, keys.num_layers_in_last_pipeline_stage
-    stages = keys.pipeline_model_parallel_size
-    if keys.pipeline_model_parallel_layout is not None or (first is None and last is None):
-        return ()
-    left, ends = layers - (first or 0) - (last or 0), (first is not None) + (last is not None)
-    if stages <= ends or left % (stages - ends):
-        return ()
-    middle = (left // (stages - ends),) * (stages - ends)
-    return (*((first,) if first else ()), *middle, *((last,) if last else ()))
 
 
 def _stragglers(run: Run, summary: Summary) -> Iterator[Cause]:

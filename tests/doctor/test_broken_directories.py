@@ -322,7 +322,9 @@ def test_the_command_shows_the_cause_and_changes_nothing(tmp_path: Path) -> None
     assert "\x1b" not in ended.stdout
     assert "hf_0123456789" not in ended.stdout
     assert listing(run) == before
-    [cause] = json.loads(hpcgen("doctor", run, "--json").stdout)["causes"]
+    printed = hpcgen("doctor", run, "--json").stdout
+    assert "hf_0123456789" not in printed
+    [cause] = json.loads(printed)["causes"]
     assert (cause["name"], cause["effect"]) == ("refused", "ended")
 
 

@@ -61,6 +61,11 @@ CASES: dict[str, tuple[Events, str, str]] = {
     ),
     "communication": (changed(50, lambda at: {"communication_s": 0.5}), "slow-communication", "25.0%"),
     "host": (changed(50, lambda at: {"idle_s": 0.4}), "slow-idle", "idle_s is 20.0%"),
+    "waiting stages": (
+        [start(pp=4, dp=4), *steps(1, 50, idle_s=0.8)],
+        "unbalanced-pipeline",
+        "idle_s is 40% of step_time_s on rank 0; the bubble of a balanced pipeline is 16%",
+    ),
     "straggler": (
         [*healthy(60), straggler(50), straggler(60)],
         "straggler",
