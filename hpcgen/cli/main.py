@@ -46,7 +46,7 @@ SECTIONS = {
     },
     "Operate": {
         "status": Lazy("hpcgen.cli.status", "Show what runs do, and why they ended."),
-        "runs": Lazy("hpcgen.cli.runs", "List the runs below a directory, or the run of a job or a node."),
+        "runs": Lazy("hpcgen.cli.runs", "List runs below a directory, or those of a job or a node."),
         "logs": Lazy("hpcgen.cli.logs", "Show the root failure of a run and the lines of its ranks."),
         "ledger": Lazy("hpcgen.cli.ledger", "Show where the time of runs went."),
         "stop": Lazy("hpcgen.cli.stop", "Ask a run to save a checkpoint and to leave the queue."),
