@@ -52,6 +52,9 @@ class StageSettings:
     computed from the checkpoint's size; for run, 300."""
     max_restarts: NonNegative | None = None
     """Maximum number of times the job starts again, from the queue or on its nodes. Default: 100."""
+    chain: Count | None = None
+    """Maximum number of jobs that train one after another, for sites that forbid requeues. Each job of train or run
+    then queues the next one, and never requeues itself. Default: null, a single job that requeues itself."""
     extra_directives: tuple[Directive, ...] | None = None
     """Additional sbatch options, such as --mail-type=FAIL. They are added to the cluster's and override options of the
     same name."""

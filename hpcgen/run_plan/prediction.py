@@ -348,7 +348,13 @@ def _restart_warnings(plan: Plan, rest: _Rest, longest: RunTime) -> Iterator[Pro
         place = place_of(stage.kind, "nodes", plan.config, plan.run.cluster)
         reason = f"may be too few: the run may take up to {longest.total_s / YEAR_S:.1f} years"
         yield place.problem(reason, "hpcgen layouts --finish-in 30d finds how many finish in a month")
-    elif restarts > stage.allocation.max_restarts:
+    elif (chain := stage.allocation.settings.chain) and restarts >= chain:
+        reason = f"allows {counted(chain, 'job')}, but the run may need {restarts + 1}"
+        place = place_of(stage.kind, "chain", plan.config, plan.run.cluster)
+        yield place.problem(
+            reason, f"set it to at least {restarts + 1}, or use more nodes or a longer time limit"
+        )
+    elif not chain and restarts > stage.allocation.max_restarts:
         reason = (
             f"allows {counted(stage.allocation.max_restarts, 'restart')}, but the run may need {restarts}"
         )

@@ -170,7 +170,7 @@ def stage_directives(stage: Stage, config: RunConfig, allocation: Allocation, le
         "job-name": stage.job_name(config.name),
         **allocation.resource_options(),
         **({"signal": f"B:USR2@{lead_s}"} if lead_s else {}),
-        "requeue": True,
+        "no-requeue" if stage.has_attempts and allocation.settings.chain else "requeue": True,
         "open-mode": "append",
         "propagate": "NONE",
         "output": f"{config.paths.run_dir}/{stage.name}-{'%A_%a' if allocation.array else '%j'}.log",

@@ -14,7 +14,8 @@ from typing import Any
 from submitit import SlurmExecutor
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import ConfigErrors, HpcgenError
+from hpcgen.planning.request import place_of
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.stage import StagePlan
 from hpcgen.slurm.corpus import check_corpus, missing_tasks
@@ -66,6 +67,7 @@ def submit_stages(plan: Plan, scripts: Mapping[str, Script], after: str | None =
     Raises:
         HpcgenError: Slurm is not installed or refuses a job, or the corpus cannot be fetched or does not fit.
     """
+    _require_chain_at_the_end(plan)
     missing = missing_tasks(plan)
     for warning in check_corpus(plan, missing):
         print(f"warning: {warning}", file=sys.stderr)
@@ -80,6 +82,15 @@ def submit_stages(plan: Plan, scripts: Mapping[str, Script], after: str | None =
                 with _queued_jobs_are_named(jobs, stage):
                     jobs.append(_submit(plan, stage, scripts[stage.name], run_dir, dependency, tasks))
     return jobs
+
+
+def _require_chain_at_the_end(plan: Plan) -> None:
+    """Refuses stages after a chain of jobs: Slurm would start them after its first job."""
+    for stage in list(plan.stages.values())[:-1]:
+        if "chain" in stage.values:
+            place = place_of(stage.kind, "chain", plan.run.config, plan.run.cluster)
+            reason = f"lets jobs follow each other, so no stage can wait for {stage.name}"
+            raise ConfigErrors([place.problem(reason, "submit the later stages when the run is done")])
 
 
 @contextmanager
@@ -146,9 +157,9 @@ def _answer(error: Exception) -> str:
 
 
 def _runs_own_command(plan: Plan, stage: StagePlan) -> bool:
-    """True if the job runs the script's command. submitit's needs Python in the image, and unpickles a file, which
-    others could replace in a shared run."""
-    return stage.kind.runs_user_program or plan.config.share == "group"
+    """True if the job runs the script's command. submitit's needs Python in the image, and unpickles a file of this job
+    only, which others could replace in a shared run."""
+    return stage.kind.runs_user_program or plan.config.share == "group" or "chain" in stage.values
 
 
 def submitit_parameters(

@@ -45,6 +45,7 @@ class RunProgram(Stage):
             },
             values={
                 "max_restarts": allocation.max_restarts,
+                **({"chain": allocation.settings.chain} if allocation.settings.chain else {}),
                 **_settings(program),
                 **preflight(run, config, allocation),
                 **notification(config, None),

@@ -54,6 +54,7 @@ class Train(Stage):
                 "train_iters": config.training.train_iters,
                 "fingerprint": "" if trainer is None else fingerprint(trainer),
                 "max_restarts": allocation.max_restarts,
+                **({"chain": allocation.settings.chain} if allocation.settings.chain else {}),
                 "checkpoints": saved,
                 **({"evaluation_every": config.evaluation.every} if config.evaluation.every else {}),
                 **preflight(run, config, allocation),

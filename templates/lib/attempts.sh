@@ -8,6 +8,7 @@ claim() {
     write_file "$run_dir/RUNNING" <<<"$SLURM_JOB_ID"
     rm -f -- "$run_dir/STOPPED" "$run_dir/FAILED" "$held/stop-$restart"
     record_queue
+    [[ ! ${chain-} ]] || join_chain
 }
 # JOB: succeeds if the job is running. squeue also fails if the controller does not answer: only an answer with this job counts.
 is_running() {
@@ -27,6 +28,7 @@ find_cause() {
     case $text in
         *' Reason=TimeLimit '*) cause='out of time' ;;
         *' PreemptTime='[0-9]*) cause=preempted ;;
+        *' Reason=NodeDown '*) cause='a node failed' ;;
         *" Restarts=$restart "*) ((!terminated)) || cause=canceled ;;
         *' Restarts='*) cause='preempted, or a node failed' ;;
     esac
@@ -70,6 +72,7 @@ requeue() {
     local restarts
     ! is_preempted || set -- "$1, because it was preempted"
     end_if_held "$1"
+    [[ ! ${chain-} ]] || leave_to_next_job "$1"
     count_restarts
     ((restarts < max_restarts)) || die "$1, and this was restart $restarts of at most $max_restarts: giving up"
     say "$1: back into the queue (restart $((restarts + 1)) of at most $max_restarts)"

@@ -23,11 +23,11 @@ run_step() {
 # Sets details to submitit's logs if the tasks of this attempt wrote any. An earlier attempt's have the same names.
 find_task_logs() { local log; for log in $task_logs; do [[ ! -e $log || $held/begun -nt $log ]] || details="in $task_logs"; done; }
 # FILE: replaces it atomically with standard input. install makes a new file, with this mode even if the directory has a
-# default ACL, which takes the place of the umask.
+# default ACL, which takes the place of the umask. SIGTERM, which Slurm sends to every process of the job, does not end it.
 file_mode=600 job_directory_mode=700
 write_file() {
     local part=$1.$job.$RANDOM$RANDOM
-    { install -T -m "$file_mode" -- /dev/stdin "$part" && sync -- "$part" && mv -fT -- "$part" "$1"; } || die "cannot write $1"
+    (trap '' TERM; install -T -m "$file_mode" -- /dev/stdin "$part" && sync -- "$part" && mv -fT -- "$part" "$1") || die "cannot write $1"
 }
 # COMMAND...: runs it until it succeeds, at most ten times.
 retry() { for _ in {1..10}; do "$@" && return; sleep 2; done; return 1; }

@@ -13,7 +13,7 @@ follow_checkpoints() {
     local stopped=0 sleeper=''
     trap '' USR2
     trap '[[ ! $sleeper ]] || kill "$sleeper" 2>/dev/null' EXIT
-    restore_environment
+    restore_environment queued_script
     while kill -0 $$ 2>/dev/null; do
         trap 'stopped=1' TERM
         queue_evaluations
@@ -32,20 +32,7 @@ stop_evaluation_queue() {
     ((terminated || warned)) || run_step queue_last_evaluations
     rc=$status
 }
-queue_last_evaluations() { restore_environment; queue_evaluations; }
-# Removes what Slurm, submitit and this job added to the environment of the submitting shell: sbatch reads it as options.
-# The shell's defaults (SBATCH_ACCOUNT) stay, except for options that the script sets.
-restore_environment() {
-    local name option
-    for name in $(compgen -e); do
-        option=${name#SBATCH_}
-        case $name in
-            SLURM_CONF | SLURM_CONF_SERVER | SLURM_JWT | SLURM_SACK_*) ;;
-            SLURM_* | SLURMD_* | SUBMITIT_* | TRAINER_*) unset -v "$name" ;;
-            SBATCH_*) ! queued_script | grep "^#SBATCH --${option,,}=" >/dev/null || unset -v "$name" ;;
-        esac
-    done
-}
+queue_last_evaluations() { restore_environment queued_script; queue_evaluations; }
 queue_evaluations() {
     local name
     for name in $(list_due_checkpoints); do

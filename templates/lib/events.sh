@@ -49,6 +49,7 @@ record_queue() {
         [[ ! $text =~ \ $name=([^ ]+) ]] || times+=("$name" "$(date -d "${BASH_REMATCH[1]}" +%s 2>/dev/null)")
     done
     record queue "${times[@]}"
+    [[ ${chain-} || $text != *' Requeue=0 '* ]] || say "WARNING: Slurm does not let this job requeue itself (Requeue=0): set slurm.$stage.chain, or submit the script again when it ends" >&2
 }
 # STATUS [VERDICT]: sets verdict_now: done, requeued, stopped (hpcgen stop), terminated (by Slurm) or failed. Without VERDICT,
 # the status decides.
@@ -64,4 +65,5 @@ record_end() {
     ((!requeued)) || [[ $1 != 0 && $1 != 143 || ${2-} ]] || return 0
     set_verdict "$@"
     record end verdict "$verdict_now" status "$1" reason "$reason" ${cause:+cause "$cause"}
+    [[ ! ${chain-} ]] || cancel_next_job
 }

@@ -90,6 +90,7 @@ exclude_and_requeue() {
     drop_excluded_requests
     ((!terminated)) || exit 143
     record exclude nodes "${bad[*]}"
+    [[ ! ${chain-} ]] || exclude_from_next_job "$list"
     "${before_requeue[@]}"
     # From here on Slurm may end this shell at any time. No command substitution below: bash 5.2 can lose its place in the
     # script if a trap runs during one.

@@ -78,7 +78,7 @@ KEYS = {key for section in SECTIONS.values() for key in section}
         ("slurm.train.nodess", "did you mean nodes?"),
         (
             "slurm.train.preemption",
-            "known keys are account, constraint, cpus_per_task, extra_directives, max_restarts, mem, nodes, "
+            "known keys are account, chain, constraint, cpus_per_task, extra_directives, max_restarts, mem, nodes, "
             "ntasks_per_node, partition, qos, reservation, segment, signal_lead_s, time; "
             "for other options of sbatch, use extra_directives",
         ),

@@ -262,6 +262,9 @@ def test_too_few_restarts_are_told(tmp_path):
     [warning] = set(summarize(plan)["warnings"]) - set(plan.warnings)
     assert "slurm.train.max_restarts = 3 allows 3 restarts, but the run may need" in warning
     assert "--set slurm.train.max_restarts" in warning
+    plan = planned(tmp_path, big_run(), overrides=["slurm.train.chain=3"])
+    [warning] = set(summarize(plan)["warnings"]) - set(plan.warnings)
+    assert "slurm.train.chain = 3 allows 3 jobs, but the run may need" in warning
 
 
 def test_a_run_of_years_is_told_to_use_more_nodes_not_more_restarts(tmp_path):

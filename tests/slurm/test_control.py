@@ -9,7 +9,8 @@ import pytest
 from hpcgen.runs.attempts import read_attempts
 from tests.cli.command import hpcgen
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.conftest import TWO_RANKS, log_of, render, wait_for_steps
+from tests.slurm.conftest import TWO_RANKS, curve, log_of, render, wait_for_steps
+from tests.slurm.test_job import end_training_with
 
 
 @pytest.fixture
@@ -76,3 +77,53 @@ def test_what_waits_is_canceled_and_a_failure_is_not_repeated_unasked(
         assert (accepted.status, accepted.stderr.splitlines()[-1]) == (0, "dry run: would submit train"), (
             accepted
         )
+
+
+def test_a_chain_of_jobs_continues_and_ends_with_the_training(client: SlurmCluster, tiny_run: Path) -> None:
+    """As for a site that forbids requeues. The first job is told that its time limit is near."""
+    longer = (*TWO_RANKS, "training.train_iters=60", "slurm.train.chain=5")
+    given = ("-c", tiny_run, *(word for each in longer for word in ("--set", each)))
+    submitted = hpcgen("submit", "train", *given)
+    assert submitted.status == 0, submitted
+    first = submitted.stdout.split()[0]
+    wait_for_steps(tiny_run, 3)
+    assert client.show(first)["Requeue"] == "0"
+    second = next_job(tiny_run, first)
+    client.run("scancel", "--batch", "--signal=USR2", first)
+    assert client.wait(first) == "COMPLETED"
+    assert client.wait(second) == "COMPLETED", log_of(tiny_run, second)
+    assert len(curve(tiny_run)) == 60
+    before, after = read_attempts(tiny_run.parent / "run")
+    assert (before.job, before.verdict, after.job, after.verdict) == (first, "requeued", second, "done")
+    assert f"job {second} continues (job 2 of at most 5)" in before.reason
+    assert client.wait(next_job(tiny_run, second)) == "CANCELLED"
+
+
+def test_failures_without_progress_count_in_the_whole_chain(client: SlurmCluster, tiny_run: Path) -> None:
+    end_training_with(7, tiny_run)
+    jobs = [client.sbatch(render(tiny_run, "slurm.train.chain=9"), cwd=tiny_run.parent)]
+    for state in ("COMPLETED", "COMPLETED", "FAILED"):
+        assert client.wait(jobs[-1]) == state
+        jobs.append(next_job(tiny_run, jobs[-1]))
+    assert "three attempts without progress beyond iteration 0" in log_of(tiny_run, jobs[2])
+    assert client.wait(jobs[3]) == "CANCELLED"
+
+
+def test_no_stage_can_wait_for_a_chain(tiny_run: Path, byte_corpus: Path) -> None:
+    values = (
+        "--set",
+        "slurm.train.chain=2",
+        "--set",
+        f"evaluation.data=[{{name: a, prefix: {byte_corpus}}}]",
+    )
+    refused = hpcgen("submit", "train", "evaluate", "-c", tiny_run, *values)
+    assert refused.status == 2
+    assert (
+        "slurm.train.chain = 2 lets jobs follow each other, so no stage can wait for train" in refused.stderr
+    )
+
+
+def next_job(run: Path, job: str) -> str:
+    """The job that a job of a chain has queued."""
+    events = [event for each in read_attempts(run.parent / "run") for event in each.events]
+    return str(next(event["next_job"] for event in events if (event["event"], event["job"]) == ("next", job)))

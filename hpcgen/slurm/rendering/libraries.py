@@ -80,6 +80,10 @@ def _names(stage: StagePlan, hooks: bool, share: Share, has_rule: bool) -> Itera
         yield "node-check"
     if stage.kind.has_attempts:
         yield "attempts"
+    if "chain" in stage.values or stage.queued is not None:
+        yield "sbatch"
+    if "chain" in stage.values:
+        yield "chain"
     if "evaluation_every" in stage.values:
         yield "due-checkpoints"
     yield stage.name if stage.kind.frame == "base" else stage.kind.frame
