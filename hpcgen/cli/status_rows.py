@@ -210,6 +210,8 @@ def _attempt_rows(status: RunStatus, now: float) -> Iterator[Row]:
         end = now if attempt.state == "running" else attempt.ended
         lasted = f", {duration(max(0, round(end - attempt.began)))}" if end is not None else ""
         what = f"{attempt.stage} {attempt.job}" + (f", restart {attempt.restart}" if attempt.restart else "")
+        if attempt.restarts_in_job:
+            lasted += f", ranks started again {counted(attempt.restarts_in_job, 'time')}"
         is_told = attempt.reason == status.why  # in the first row
         reason = f": {attempt.reason}" if attempt.reason and not is_told else ""
         text = f"{what}: began {moment(attempt.began, now)}{lasted}, {attempt.state}{reason}"

@@ -56,6 +56,10 @@ class AttemptStatus:
     nodes: str
     spares: tuple[str, ...]
     """Nodes that spare nodes replaced during the attempt."""
+    restarts_in_job: int
+    """How often the job started its ranks again after a crash, without a requeue."""
+    asked_to_stop: bool
+    """Whether it was asked to save and stop, by a user or before the time limit."""
     failure: Failure | None = None
     """What the logs say, of the last attempt that ended with a failure."""
 
@@ -249,6 +253,8 @@ def _attempt_status(
         status=attempt.status,
         nodes=attempt.nodes,
         spares=tuple(name for names in lost for name in names.split()),
+        restarts_in_job=sum(event["event"] == "restart_in_job" for event in attempt.events),
+        asked_to_stop=any(event["event"] == "stop" for event in attempt.events),
     )
 
 
@@ -322,7 +328,7 @@ def _running(run: RunFiles, attempts: Sequence[AttemptStatus], now: float) -> tu
         return ("running", "starting") if now - began < SILENT_S else ("silent", run.word)
     if run.state in ("hung", "silent"):
         return run.state, run.word
-    return "running", ""
+    return "running", "asked to save a checkpoint and stop" if training[-1].asked_to_stop else ""
 
 
 def _ended(run: RunFiles, last: AttemptStatus, queue: Queue) -> tuple[RunState, str]:

@@ -150,6 +150,17 @@ def test_markers_decide_if_no_job_runs(training_run: Path, marker: str, text: st
     assert (found.state, found.why) == (marker.lower(), "" if marker == "DONE" else "a mistake")
 
 
+def test_what_happens_during_an_attempt_is_told(training_run: Path) -> None:
+    again = ("restart_in_job", {"status": "1", "progress": "5"})
+    write_events(training_run, "8", [again, again, ("stop", {"asks": "stop"})], restart=1)
+    found = status(training_run, answer(queued("8")), now=START + 10_020)
+    assert (found.attempts[-1].restarts_in_job, found.attempts[-1].asked_to_stop) == (2, True)
+    with (training_run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "start", "iteration": 300, "time": START + 10_010}) + "\n")
+    found = status(training_run, answer(queued("8")), now=START + 10_020)
+    assert (found.state, found.why) == ("running", "asked to save a checkpoint and stop")
+
+
 def test_a_hang_is_told_while_the_job_runs(training_run: Path) -> None:
     stacks = training_run / "stacks"
     stacks.mkdir()
