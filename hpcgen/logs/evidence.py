@@ -30,7 +30,7 @@ _OTHER = re.compile(
     r"^(?:trainer: |hpcgen: |srun: |slurmstepd|iteration \d|\d{4}-\d\d-\d\d[T ]|(?:WARNING|ERROR|INFO):|[EWI]\d{4} )"
 )
 """Lines that begin something else than a part of a message."""
-_KNOWN: tuple[Role, ...] = ("fact", "root", "exit", "wait", "cascade")
+_KNOWN: tuple[Role, ...] = ("fact", "root", "stop", "exit", "wait", "cascade")
 
 
 @record(kw_only=True)

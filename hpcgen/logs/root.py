@@ -18,7 +18,7 @@ _LOOK_AT = re.compile(r"Look first at (?P<ranks>ranks? [\d, and-]+?)(?: on (?P<n
 _OWN_NAME = re.compile(r"\b[Rr]ank (?P<rank>\d{1,7})(?: on (?P<node>[A-Za-z][\w.-]*)|[:,]| at )")
 _NODE = re.compile(r"\bnode:? (?P<node>[A-Za-z][\w-]*\d[\w.-]*)")
 MAX_RANKS = 1_000_000
-_PRECEDENCE = (("fact",), ("root",), ("wait", "exit"))
+_PRECEDENCE = (("fact",), ("root", "stop"), ("wait", "exit"))
 """Roles from the one that explains most."""
 
 
@@ -71,6 +71,10 @@ def _choose(found: Sequence[Evidence], failed: str) -> Evidence | None:
             )
     for roles in _PRECEDENCE:
         if candidates := [each for each in found if each.role in roles]:
+            first = candidates[0]
+            earlier = [each for each in found if each.role in ("wait", "exit") and each.order < first.order]
+            if first.role == "stop" and earlier:
+                candidates = earlier
             return _explained(_most_precise(candidates))
     return None
 

@@ -10,12 +10,13 @@ import re
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
-Role = Literal["fact", "root", "wait", "exit", "cascade"]
+Role = Literal["fact", "root", "stop", "wait", "exit", "cascade"]
 """What a match can explain.
 
 fact: an observation of the kernel, the driver or Slurm. It explains all other failures, also earlier ones, which only
     saw its effect.
 root: a cause. The first one explains what follows.
+stop: Slurm or a person ended the job. It explains what follows, but not what came before.
 wait: a rank waited in vain. This is the failure only if nothing else failed before.
 exit: a process ended, without a reason. The failure is unexplained if there is nothing better.
 cascade: the effect of a failure elsewhere. Never the root.

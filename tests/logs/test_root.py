@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcgen.logs.evidence import collect
+from hpcgen.logs.lines import parse
+from hpcgen.logs.root import find_root
 from hpcgen.logs.signatures import KINDS, match_line, signatures
 from tests.logs.cases import Case, cases
 
@@ -21,6 +24,18 @@ def test_the_root_is_named(case: Case) -> None:
 
 def test_no_cascade_counts_as_a_right_answer() -> None:
     assert not CASCADES & {kind for case in cases() for kind in case.kinds}
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_cancellation_explains_only_what_follows(before: bool) -> None:
+    killed, canceled = (
+        "srun: error: n1: task 2: Killed",
+        "*** JOB 7 ON n1 CANCELLED AT 2026-11-26T16:54:59 ***",
+    )
+    lines = [killed, canceled] if before else [canceled, killed]
+    failure = find_root(collect(parse(lines)), lambda rank: None)
+    assert failure is not None
+    assert failure.kind == ("killed" if before else "canceled")
 
 
 def test_every_cause_has_a_heading_that_says_what_to_do() -> None:
