@@ -13,11 +13,11 @@ TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install setup quickstart quick test check pytest test-slow test-random test-pythons test-slurm test-containers test-exchange test-guests test-deepspeed test-stores test-gpu test-gpu-shared layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean
+.PHONY: help install setup quickstart quick test check pytest test-slow test-random chaos test-pythons test-slurm test-containers test-exchange test-guests test-deepspeed test-stores test-gpu test-gpu-shared layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean
 
 help:
 	@sed -n '1,/^$$/s/^# \(make .*\)/\1/p' Makefile
-	@echo "others: install test check pytest test-slow test-random test-pythons test-slurm test-gpu test-gpu-shared layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean"
+	@echo "others: install test check pytest test-slow test-random chaos test-pythons test-slurm test-gpu test-gpu-shared layouts bench bench-data bench-train bench-deepspeed bench-precision bench-generation golden docs clean"
 
 install: $(READY)
 
@@ -73,6 +73,11 @@ test-slow: $(READY)
 # Random models and layouts compared with a single process, with exact resumption: make test-random SEEDS="17 18"
 test-random: $(READY)
 	SEEDS="$(SEEDS)" $(BIN)/pytest -m slow tests/trainer/test_random_runs.py
+
+# All kinds of faults in a training on two nodes, without and with accounting; the order and the steps follow from each
+# seed: make chaos SEEDS="17 18"
+chaos: $(READY)
+	SEEDS="$(SEEDS)" $(BIN)/pytest -s -m slow tests/slurm/test_chaos.py
 
 # Training stops on other Pythons and resumes there and here. Each has the packages of hpcgen's extra `train`, for example
 # from `python3.12 -m venv DIR; DIR/bin/pip install -c constraints.txt '.[train]'`:

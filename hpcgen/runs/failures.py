@@ -38,6 +38,9 @@ def root_failure(run_dir: Path, attempt: JobAttempt) -> Failure | None:
         return None
     later = any(each.restart > attempt.restart for each in read_job(run_dir / "jobs" / attempt.job))
     found = _evidence(log_files(run_dir, attempt), attempt, is_last=not later)
+    if attempt.verdict == "requeued":
+        # The script asked for it: Slurm's lines about the end of the job are effects.
+        found = [each for each in found if each.kind != "canceled"]
     failed = "" if later else _failed_text(run_dir, attempt)
     failure = find_root(found, node_of(attempt), failed, _num_ranks(attempt))
     if failure is None:

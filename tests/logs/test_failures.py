@@ -55,6 +55,22 @@ def test_each_attempt_of_a_requeued_job_has_its_own_failure(tmp_path: Path) -> N
     assert [(each.rank, each.message) for each in found if each] == list(enumerate(errors))
 
 
+def test_a_requeue_by_the_script_is_not_the_cause(tmp_path: Path) -> None:
+    """Slurm writes that it canceled the job after the script has asked for a requeue."""
+    run = tmp_path / "run"
+    run.mkdir()
+    hung = "1: trainer: hung: no progress for 10.2 s. Look first at rank 0, which did not report.\n"
+    canceled = (
+        "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-26T16:43:32 DUE TO JOB REQUEUE ***\n"
+    )
+    (run / "train-7.log").write_text(BEGIN.format(0) + STEP.format(1) + hung + canceled)
+    end = event("end", BEGAN + 50, verdict="requeued", status="137", reason="failed with status 137")
+    write_events(run, event("start", BEGAN), end)
+    failure = root_failure(run, last(run))
+    assert failure is not None
+    assert (failure.kind, failure.rank) == ("hang", 0)
+
+
 def test_an_attempt_that_saved_and_was_requeued_has_not_failed(tmp_path: Path) -> None:
     run = write_failed_run(tmp_path / "run")
     write_events(

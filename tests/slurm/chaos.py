@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.logs.failure import Failure
-from hpcgen.runs.attempts import JobAttempt, read_attempts
+from hpcgen.runs.attempts import read_attempts
 from hpcgen.runs.failures import root_failure
 from tests.patience import wait_until
 from tests.slurm.cluster import FINAL_STATES
 from tests.slurm.long_run import SAVE_INTERVAL, LongRun, fork_of
 
-PREEMPTION = (
+SETTINGS = (
+    "SlurmdTimeout=15",
     "PreemptType=preempt/partition_prio",
     "PreemptMode=REQUEUE",
     "PartitionName=urgent Nodes=ALL PriorityTier=9 MaxTime=INFINITE State=UP",
 )
-"""Lines of slurm.conf: jobs in this partition take the nodes of a training job."""
+"""Lines of slurm.conf: a lost node is noticed soon, and jobs in this partition take the nodes of a training job."""
 
 LAYERS = """
 import dataclasses
@@ -104,31 +105,30 @@ class ChaosRun(LongRun):
         super().__init__(*arguments, **named)
 
     def meet(self, fault: Fault, rank: int) -> None:
-        """Returns when the processes of this attempt have ended and the fault is repaired."""
-        hit, time_of_fault = read_attempts(self.directory)[-1], time.time()
+        """Returns when the fault is repaired, and the run directory says how the attempt ended."""
+        hit, begun = read_attempts(self.directory)[-1], time.time()
         fault.inject(self, rank)
         self.note_end()
-
-        def attempt() -> JobAttempt:
-            return next(
-                each
-                for each in read_attempts(self.directory)
-                if (each.job, each.restart) == (hit.job, hit.restart)
-            )
-
-        def outcome() -> str | None:
-            events = [each for each in attempt().events if each["time"] >= time_of_fault]
-            if any(each["event"] == "restart_in_job" for each in events):
-                return "restarted"
-            if any(each["event"] == "end" for each in events):
-                return attempt().verdict
-            return "killed" if "killed" in fault.outcomes else None
-
-        wait_until(outcome, self.log)
-        found = outcome() or ""
-        failure = None if found in ("restarted", "killed") else root_failure(self.directory, attempt())
-        self.reports.append(Report(fault, rank, found, attempt().reason, failure))
         fault.repair(self)
+        found = ""
+
+        def is_told() -> bool:
+            nonlocal hit, found
+            self.cluster.state(self.job_id)  # hastens a requeued job
+            attempts = read_attempts(self.directory)
+            [hit] = [each for each in attempts if (each.job, each.restart) == (hit.job, hit.restart)]
+            later = {each["event"] for each in hit.events if each["time"] >= begun}
+            if "restart_in_job" in later:
+                found = "restarted"
+            elif "end" in later:
+                found = hit.verdict or ""
+            elif attempts[-1] is not hit:
+                found = "killed"
+            return bool(found)
+
+        wait_until(is_told, self.log, interval_s=0.2)
+        failure = None if found in ("restarted", "killed") else root_failure(self.directory, hit)
+        self.reports.append(Report(fault, rank, found, hit.reason, failure))
 
     def submit_again(self) -> None:
         """Submits the script if its job has ended."""
@@ -226,9 +226,15 @@ def _lose_node(run: ChaosRun, rank: int) -> None:
 
 
 def _start_nodes(run: ChaosRun) -> None:
-    for node in run.cluster.nodes:
-        with contextlib.suppress(subprocess.CalledProcessError):
-            run.cluster.start_node(node)
+    """Starts the lost node again when Slurm has noticed its loss."""
+
+    def lost() -> list[str]:
+        states = run.cluster.run("sinfo", "--noheader", "--Node", "--format=%N %T").stdout
+        return sorted({line.split()[0] for line in states.splitlines() if "down" in line})
+
+    wait_until(lost, interval_s=0.5)
+    for node in lost():
+        run.cluster.start_node(node)
 
 
 ENDED_BY_SLURM = frozenset({"canceled", "preempted", "time-limit"})

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from hpcgen.ledger.read import read_ledger
 from hpcgen.runs.look import look
 from tests.slurm.chaos import (
     DISK,
     FAULTS,
     KILL,
     LAYERS,
-    PREEMPTION,
+    SETTINGS,
     WARN,
     ChaosRun,
     Fault,
@@ -67,6 +68,8 @@ def require_equal_curves(
             patch.setenv(name, cluster.env[name])
         [status] = look([run.directory], time.time())
     assert status.state == "done", status
+    redone = [attempt.last - start for attempt, start in zip(run.attempts, run.starts()[1:], strict=True)]
+    assert read_ledger(run.directory, time.time()).lost_steps == sum(redone)
 
 
 def test_faults_change_no_step_and_are_named(
@@ -86,5 +89,5 @@ def test_all_kinds_of_faults(
         pytest.skip(reason)
     faults = [fault for fault in FAULTS if fault is not DISK or os.geteuid() == 0]
     random.Random(seed).shuffle(faults)
-    with SlurmCluster(accounting=accounting, settings=PREEMPTION) as cluster:
+    with SlurmCluster(accounting=accounting, settings=SETTINGS) as cluster:
         require_equal_curves(cluster, tmp_path, byte_corpus, stand_in, faults, seed)
