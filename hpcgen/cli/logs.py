@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -15,7 +16,7 @@ import click
 from hpcgen.cli.options import StageChoice, json_option
 from hpcgen.cli.run_argument import run_directory
 from hpcgen.errors import HpcgenError
-from hpcgen.redaction import redact, redact_json
+from hpcgen.redaction import redact, redact_json, secret_values
 from hpcgen.text import few, harmless
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def command(
             "failure": None if failure is None else dataclasses.asdict(failure),
             "lines": [_line_json(entry) for entry in lines],
         }
-        click.echo(json.dumps(redact_json(found), indent=1))
+        click.echo(json.dumps(redact_json(found, secret_values(os.environ)), indent=1))
         return
     position = f"attempt {attempts.index(attempt) + 1} of {len(attempts)}"
     click.echo(
@@ -196,7 +197,7 @@ def _show_end(directory: Path, attempt: JobAttempt, as_json: bool) -> None:
             **_attempt_json(attempt),
             "failure": None if failure is None else dataclasses.asdict(failure),
         }
-        click.echo(json.dumps(redact_json(found)))
+        click.echo(json.dumps(redact_json(found, secret_values(os.environ))))
         return
     click.echo(_safe(f"\n{attempt.stage} job {attempt.job}, restart {attempt.restart}: {_end(attempt)}"))
     if failure is not None:
@@ -206,7 +207,7 @@ def _show_end(directory: Path, attempt: JobAttempt, as_json: bool) -> None:
 def _print_followed(entries: Sequence[Entry], as_json: bool) -> None:
     if as_json:
         for entry in entries:
-            click.echo(json.dumps(redact_json(_line_json(entry))))
+            click.echo(json.dumps(redact_json(_line_json(entry), secret_values(os.environ))))
     else:
         _show_lines(entries)
 
@@ -271,4 +272,4 @@ def _attempt_json(attempt: JobAttempt) -> dict[str, object]:
 
 def _safe(text: str) -> str:
     """Text of logs for the terminal, without secrets."""
-    return harmless(redact(text), keep="\t\n")
+    return harmless(redact(text, secret_values(os.environ)), keep="\t\n")

@@ -64,6 +64,7 @@ KINDS = {
     "collective-timeout": Kind("a collective timed out", "it-hangs"),
     "network": Kind("the network between nodes failed", "it-hangs"),
     "killed": Kind("a process was killed", "a-node-or-a-process-died"),
+    "bad-node": Kind("a node failed its check", "a-node-or-a-process-died"),
     "silent": Kind("a rank ended without a word", "a-node-or-a-process-died"),
     "script": Kind("the batch script ended the job", "it-does-not-start-again"),
     "exit": Kind("a process ended with an error", "the-program-raised-an-exception"),
@@ -115,7 +116,9 @@ _HEDGE = re.compile(
 """A guess of the message about its cause. It is no evidence."""
 _CPP_MESSAGE = re.compile(r"^\s*what\(\):\s+")
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*[a-z](?:Error|Exception)(?::(?: |$)|$)")
-_WARNING = re.compile(r"\b\w*Warning: |(?<!NCCL )\b(?:WARNING|INFO|DEBUG|WARN)\b|NCCL INFO")
+_WARNING = re.compile(
+    r"\b\w*Warning: |(?<!NCCL )\b(?:WARNING|INFO|DEBUG|WARN)\b|NCCL INFO|The save is retried once"
+)
 _FAILS = re.compile(
     r"(?i)error|fail|kill|cancel|xid|bus|lost|oom|memory|srun|trainer: |hpcgen: |timeout|timed out|signal|abort"
     r"|terminat|nccl|gloo|exceed|segmentation|fatal|caught|assert|what\(|corrupt|free\(|malloc|shm|found|no space"

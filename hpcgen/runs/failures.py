@@ -10,7 +10,7 @@ from hpcgen.logs.evidence import Evidence, collect
 from hpcgen.logs.failure import Failure
 from hpcgen.logs.lines import parse
 from hpcgen.logs.root import NodeOf, find_root
-from hpcgen.redaction import redact
+from hpcgen.redaction import redact, secret_values
 from hpcgen.runs.attempts import Event, JobAttempt, read_job
 from hpcgen.runs.log_files import WINDOW_BYTES, LogFile, failure_parts, log_files
 from trainer.contract.files.regular_file import open_regular
@@ -46,7 +46,8 @@ def root_failure(run_dir: Path, attempt: JobAttempt) -> Failure | None:
     if failure is None:
         return None
     traceback = failure.traceback or _stack(run_dir, attempt, failure)
-    return replaced(failure, message=redact(failure.message), traceback=redact(traceback))
+    secrets = secret_values(os.environ)
+    return replaced(failure, message=redact(failure.message, secrets), traceback=redact(traceback, secrets))
 
 
 def _stack(run_dir: Path, attempt: JobAttempt, failure: Failure) -> str:

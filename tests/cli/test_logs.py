@@ -77,13 +77,17 @@ def test_a_run_without_a_log_says_so(tmp_path: Path) -> None:
     assert "there is no such run directory" in found.stderr
 
 
-def test_control_characters_and_secrets_do_not_reach_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_and_secrets_do_not_reach_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = write_failed_run(tmp_path / "run")
     token = "hf_" + "a1B2" * 9
+    monkeypatch.setenv("SITE_TOKEN", "rosebud-7")
     with (run / "train-7.log").open("a") as log:
-        log.write(f"\x1b]0;title\x07 {token}\n")
+        log.write(f"\x1b]0;title\x07 {token} rosebud-7\n")
     for shown in (hpcgen("logs", run).stdout, hpcgen("logs", run, "--json").stdout):
         assert token not in shown
+        assert "rosebud" not in shown
         assert "[redacted]" in shown
     assert "\x1b" not in hpcgen("logs", run).stdout
 

@@ -38,6 +38,17 @@ def test_a_cancellation_explains_only_what_follows(before: bool) -> None:
     assert failure.kind == ("killed" if before else "canceled")
 
 
+def test_a_node_that_failed_its_check_is_named_if_no_rank_gave_a_cause() -> None:
+    check = "2026-11-26T15:48:34+0000 hpcgen: bad nodes: n2 (reports: /runs/a/jobs/7/reports)"
+    lost = "1: trainer: rank 1 on n1 lost its peers after iteration 3 (train) (closed by peer)"
+    error = ["2: Traceback (most recent call last):", "2:   File 'a', line 3", "2: ValueError: bad"]
+    found = [
+        find_root(collect(parse(lines)), lambda rank: None)
+        for lines in ([lost, check], [lost, *error, check])
+    ]
+    assert [(each.kind, each.node) for each in found if each] == [("bad-node", "n2"), ("exception", None)]
+
+
 def test_every_cause_has_a_heading_that_says_what_to_do() -> None:
     headings = re.findall(r"^##+ (.*)$", FAULTS.read_text(), re.MULTILINE)
     anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
@@ -58,6 +69,7 @@ def test_cascades_and_only_they_have_kinds_without_a_heading(where: str) -> None
         "check_for_nan_in_loss_and_grad ......................... True",
         "[rank0]: NCCL INFO NET/IB : Using [0]mlx5_0:1/IB; error counters are 0",
         "2026-11-26T15:48:34+0000 hpcgen: tiny: train job 1, restart 0, on ndv5-[1-2]",
+        "0: a checkpoint could not be saved: No space left on device. The save is retried once",
     ],
 )
 def test_a_line_without_a_failure_means_nothing(text: str) -> None:
