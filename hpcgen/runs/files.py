@@ -93,6 +93,8 @@ class RunFiles:
     name: str
     owner: int
     """User ID of the directory's owner."""
+    is_own: bool
+    """Whether this user is the owner, or root: Slurm shows all jobs of the run."""
     latest: Latest
     state: State | None
     """State that markers, hang reports and signs of activity show; None without any."""
@@ -159,6 +161,7 @@ class RunReader:
             directory=directory,
             name=str(latest.start.get("name") or config.get("name") or directory.absolute().name),
             owner=owner,
+            is_own=os.geteuid() in (0, owner),
             latest=latest,
             state=state,
             word=redact(word),

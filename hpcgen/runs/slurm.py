@@ -166,6 +166,11 @@ class Queue:
         return next((queued for queued in several if queued.stands_for(job)), None)
 
     @functools.cached_property
+    def users(self) -> frozenset[str]:
+        """Users of whom the controller shows a job. A site can hide the jobs of others (PrivateData)."""
+        return frozenset(queued.user for queued in self.jobs)
+
+    @functools.cached_property
     def _by_id(self) -> dict[str, QueuedJob]:
         return {queued.job: queued for queued in self.jobs}
 

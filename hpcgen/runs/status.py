@@ -240,7 +240,7 @@ def _attempt_status(
         state, reason = "killed", _how_it_ended(job or accounts.jobs.get(attempt.job))
         if is_last and attempt.job not in run.gone:
             is_active = attempt.stage == TRAIN and now - (run.latest.last_time or 0.0) < ACTIVE_S
-            state, reason = _open_attempt(attempt, job, queue, reason, is_active=is_active)
+            state, reason = _open_attempt(attempt, run, job, queue, reason, is_active=is_active)
     lost = (event.get("lost", "") for event in attempt.events if event["event"] == "spare")
     return AttemptStatus(
         job=attempt.job,
@@ -267,7 +267,7 @@ def _in_queue(attempt: JobAttempt, run: RunFiles, queue: Queue) -> QueuedJob | N
 
 
 def _open_attempt(
-    attempt: JobAttempt, job: QueuedJob | None, queue: Queue, killed: str, *, is_active: bool
+    attempt: JobAttempt, run: RunFiles, job: QueuedJob | None, queue: Queue, killed: str, *, is_active: bool
 ) -> tuple[AttemptState, str]:
     """State of the last attempt without a recorded end, and why it ended."""
     if attempt.began > queue.asked:
@@ -276,7 +276,8 @@ def _open_attempt(
         return ("killed", "Slurm requeued it") if job.waits else ("running", "")
     if job is None and (is_active or not _is_slurms(attempt)):
         return "running", ""
-    return ("unknown", "") if queue.problem else ("killed", killed)
+    may_be_hidden = job is None and not run.is_own and user(run.owner) not in queue.users
+    return ("unknown", "") if queue.problem or may_be_hidden else ("killed", killed)
 
 
 def _how_it_ended(job: QueuedJob | AccountedJob | None) -> str:

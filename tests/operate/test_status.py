@@ -16,6 +16,8 @@ from hpcgen.runs.files import RunReader
 from hpcgen.runs.slurm import NO_ACCOUNTS, AccountedJob, Accounts, Queue, QueuedJob
 from hpcgen.runs.status import RunStatus, status_of, unsettled_jobs
 from tests.recorded_run import START, STEP_S, start, steps, write_checkpoint, write_run
+from trainer.contract.files.shared_files import user
+from trainer.contract.record import replaced
 
 NOW = START + STEP_S * 300 + 20
 """20 s after the last step of `training_run`."""
@@ -304,6 +306,14 @@ def test_a_job_of_another_cluster_has_the_same_number(training_run: Path) -> Non
 def test_a_job_of_another_run_is_not_taken_for_this_one(training_run: Path) -> None:
     elsewhere = queued(log="/elsewhere/gpt/train-7.log")
     assert status(training_run, answer(elsewhere), now=NOW + 5000).state == "died"
+
+
+def test_jobs_of_a_colleague_may_be_hidden(training_run: Path) -> None:
+    """With PrivateData=jobs, squeue shows none of them."""
+    run = replaced(RunReader(training_run).read(NOW + 5000), is_own=False)
+    assert status_of(run, answer(), NO_ACCOUNTS, NOW + 5000).state == "silent"
+    shown = answer(queued("5", user=user(run.owner)))
+    assert status_of(run, shown, NO_ACCOUNTS, NOW + 5000).state == "died"
 
 
 def test_an_attempt_that_a_later_job_followed_does_not_run(training_run: Path) -> None:
