@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from hpcgen.text import counted, duration, harmless, rough
 if TYPE_CHECKING:
     from hpcgen.ledger.ledger import JobFacts, Ledger
     from hpcgen.ledger.timeline import Spent
+    from hpcgen.runs.slurm import Queue
 
 NAME_WIDTH = 26
 LEAST_SHOWN = 0.0005
@@ -44,7 +46,7 @@ def command(runs: tuple[Path, ...], since: float | None, as_json: bool) -> None:
     now = time.time()
     after = 0.0 if since is None else now - since
     ledgers = [
-        read_ledger(directory, now, after, _price(path))
+        read_ledger(directory, now, after, _price(path), lambda path: _queue_of(path.stat().st_uid))
         for path, directory in zip(runs or (None,), run_directories(runs), strict=True)
     ]
     if as_json:
@@ -54,6 +56,14 @@ def command(runs: tuple[Path, ...], since: float | None, as_json: bool) -> None:
         _show(ledger)
     if len(ledgers) > 1:
         _show_total(ledgers)
+
+
+@functools.cache
+def _queue_of(user: int) -> Queue:
+    """The jobs of a user, who is asked for once."""
+    from hpcgen.runs.slurm import ask_queue
+
+    return ask_queue((user,))
 
 
 def _price(path: Path | None) -> JobFacts | None:
@@ -90,7 +100,8 @@ def _show(ledger: Ledger) -> None:
             f"{harmless(ledger.name)}: nothing since {moment(ledger.began)}; it ended {moment(ledger.ended)}"
         )
         return
-    end = "now" if ledger.goes_on else moment(ledger.ended)
+    now = "now, waiting in the queue" if ledger.waits else "now"
+    end = now if ledger.goes_on or ledger.waits else moment(ledger.ended)
     heading = f"{click.style(harmless(ledger.name), bold=True)}: {duration(ledger.spent.wall_s)}"
     click.echo(f"{heading} from {moment(ledger.began)} to {end}")
     _show_parts(ledger.spent)

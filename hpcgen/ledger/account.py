@@ -44,6 +44,7 @@ def account(
     jobs: Sequence[JobAttempt],
     *,
     now: float | None,
+    waits_until: float | None = None,
     gpus: Mapping[tuple[str, int], int] | None = None,
     accounted: Mapping[str, float] | None = None,
 ) -> Account | None:
@@ -53,6 +54,7 @@ def account(
         trainings: what the trainer recorded.
         jobs: attempts of the jobs that train.
         now: end of the time if the run goes on; None if it does not.
+        waits_until: end of the time if its next attempt waits in the queue. It counts for the last attempt.
         gpus: GPUs that the attempts of jobs hold, by ID and number of restarts.
         accounted: when jobs ended that recorded no end themselves, by ID.
     """
@@ -71,6 +73,8 @@ def account(
             ended = now
         walk.to(ended, part)
         _close(idle, walk)
+    walk.gpus = None
+    walk.to(waits_until, Part.QUEUE)
     return Account(timeline=walk.timeline(), legs=legs, idle=tuple(idle))
 
 

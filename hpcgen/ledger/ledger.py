@@ -67,6 +67,8 @@ class Ledger:
     ended: float
     """End of the time (Unix time in seconds): now, if the run goes on."""
     goes_on: bool
+    waits: bool
+    """Whether its next attempt waits in the queue; then the time ends now."""
     has_events: bool
     """False if no job of the run recorded when it waited and began, as with hpcgen 0.2.0."""
     spent: Spent
@@ -96,6 +98,7 @@ def ledger(
     facts: Facts,
     *,
     goes_on: bool,
+    waits: bool,
     since: float = 0.0,
 ) -> Ledger:
     """The ledger of a run for the time after `since` (Unix time in seconds)."""
@@ -113,6 +116,7 @@ def ledger(
         began=began,
         ended=ended,
         goes_on=goes_on,
+        waits=waits,
         has_events=any(leg.job is not None for leg in account.legs),
         spent=spent,
         windows={

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hpcgen.runs.attempts import JobAttempt, read_attempts
 from hpcgen.runs.history import NO_HISTORY, History, read_history
 from hpcgen.runs.latest import Tail
 from hpcgen.runs.metrics_line import Event, number_or_none
-from hpcgen.runs.slurm import ask_accounts
+from hpcgen.runs.slurm import Queue, ask_accounts
 from hpcgen.runs.state import state_of
 from trainer.contract.files.metrics_times import read_note
 from trainer.contract.files.regular_file import open_regular
@@ -29,10 +29,17 @@ _MOST_BYTES = 1 << 16
 _MOST_GPUS = 1 << 20
 
 
-def read_ledger(directory: Path, now: float, since: float = 0.0, price: JobFacts | None = None) -> Ledger:
+def read_ledger(
+    directory: Path,
+    now: float,
+    since: float = 0.0,
+    price: JobFacts | None = None,
+    queue: Callable[[Path], Queue] | None = None,
+) -> Ledger:
     """The ledger of a run at the time `now`, for the time after `since` (Unix times in seconds).
 
-    `price` is that of jobs whose scripts recorded none.
+    `price` is that of jobs whose scripts recorded none. `queue` asks Slurm for the jobs of the run's owner, if the
+    last one was requeued. Default: they are not asked for.
 
     Raises:
         HpcgenError: the directory is not one of a run, cannot be read, or the run has not begun.
@@ -42,7 +49,10 @@ def read_ledger(directory: Path, now: float, since: float = 0.0, price: JobFacts
         jobs = training_jobs(directory)
     except OSError as error:
         raise HpcgenError(f"cannot read {error.filename or directory}: {error.strerror}") from error
-    return ledger_of(directory, history, jobs, now, since, price, _accounted_ends(jobs))
+    waits = False
+    if queue is not None and jobs and jobs[-1].verdict == "requeued":
+        waits = any(job.waits and _trains(job.stage) for job in queue(directory).of_run(directory))
+    return ledger_of(directory, history, jobs, now, since, price, _accounted_ends(jobs), waits=waits)
 
 
 def ledger_of(
@@ -53,8 +63,12 @@ def ledger_of(
     since: float = 0.0,
     price: JobFacts | None = None,
     accounted: Mapping[str, float] | None = None,
+    *,
+    waits: bool = False,
 ) -> Ledger:
-    """The ledger of a run whose history and jobs are read already. `accounted`: when jobs ended, as Slurm knows.
+    """The ledger of a run whose history and jobs are read already.
+
+    `accounted`: when jobs ended, as Slurm knows. `waits`: whether the next attempt waits in the queue.
 
     Raises:
         HpcgenError: the run has not begun.
@@ -72,6 +86,7 @@ def ledger_of(
         trainings,
         jobs,
         now=now if goes_on else None,
+        waits_until=now if waits else None,
         gpus={key: known.gpus for key, known in facts.items() if known.gpus is not None},
         accounted=accounted,
     )
@@ -79,7 +94,7 @@ def ledger_of(
         hint = "the run has not started yet, or this is not the directory of a training run (paths.run_dir)"
         raise HpcgenError("no attempt to account for", hint, where=directory)
     name = str(history.start.get("name") or directory.absolute().name)
-    return ledger(name, str(directory), found, history, facts, goes_on=goes_on, since=since)
+    return ledger(name, str(directory), found, history, facts, goes_on=goes_on, waits=waits, since=since)
 
 
 def _read_history(directory: Path) -> History:
@@ -98,11 +113,11 @@ def training_jobs(directory: Path) -> tuple[JobAttempt, ...]:
     Raises:
         OSError: a directory cannot be read.
     """
-    return tuple(job for job in read_attempts(directory) if _trains(job))
+    return tuple(job for job in read_attempts(directory) if _trains(job.stage))
 
 
-def _trains(job: JobAttempt) -> bool:
-    row = STAGE_ROWS.get(job.stage)
+def _trains(stage: str | None) -> bool:
+    row = STAGE_ROWS.get(stage or "")
     return row is not None and row.trains
 
 

@@ -12,6 +12,7 @@ from hpcgen.errors import HpcgenError
 from hpcgen.ledger.failures import poisson_bounds
 from hpcgen.ledger.ledger import JobFacts, Ledger
 from hpcgen.ledger.read import num_nodes, read_ledger
+from hpcgen.runs.slurm import Queue, QueuedJob
 from tests.ledger.requeued_run import event, line, training, write_jobs, write_requeued_run
 from tests.recorded_run import START, start, step, write_run
 
@@ -193,6 +194,20 @@ def test_steps_that_nothing_saved_are_lost_if_the_run_has_failed(requeued: Path,
         metrics.write_text("".join(kept))
     expected = PARTS | ({} if saved else {"redone": 104, "productive": PARTS["productive"] - 4})
     assert read(requeued).spent.parts == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize(("state", "waits"), [("PENDING", True), ("COMPLETED", False)])
+def test_a_requeued_job_that_waits_now_is_queue_time(requeued: Path, state: str, waits: bool) -> None:
+    path = requeued / "jobs" / "12" / "events.jsonl"
+    path.write_text(path.read_text().replace('"verdict": "failed"', '"verdict": "requeued"'))
+    unknown: dict[str, Any] = dict.fromkeys(("submitted", "starts", "ends"))
+    texts = dict.fromkeys(("reason", "nodes", "dependency", "user", "name"), "")
+    job = QueuedJob(job="12", state=state, log=str(requeued / "train-12.log"), **unknown, **texts)
+    ledger = read(requeued, queue=lambda directory: Queue(jobs=(job,)))
+    assert ledger.waits is waits
+    waited_s = (10_000 - 2030) if waits else 0
+    assert ledger.spent.parts["queue"] == pytest.approx(PARTS["queue"] + waited_s)
+    assert ledger.spent.in_jobs_s == pytest.approx(930)
 
 
 def test_a_run_that_goes_on_is_shown_until_now(tmp_path: Path) -> None:
