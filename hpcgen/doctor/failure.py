@@ -73,6 +73,7 @@ def _of_logs(files: RunFiles, failure: Failure, hang: str) -> Cause:
         *(f"{each}" for each in failure.cascade),
         *((f"{files.directory / FAILED}:1: {_short(failed)}",) if is_new else ()),
         *(_stacks(files) if hang else ()),
+        *((f"the attempt has no end; {files.slurm_says}",) if files.slurm_says else ()),
     )
     attempt = files.last
     said = f"job {attempt.job}: {attempt.reason}" if attempt else f"{files.directory}"

@@ -191,7 +191,7 @@ def _uneven_stages(step: StepTime) -> str:
 
 
 def _stragglers(run: Run, summary: Summary) -> Iterator[Cause]:
-    found = [each for each in summary.stragglers if each.times > 1] or list(summary.stragglers)
+    found = [each for each in summary.stragglers if each.times > 1]  # once may be chance
     if not found:
         return
     hosts = list(dict.fromkeys(each.host for each in found))

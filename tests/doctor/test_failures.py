@@ -10,6 +10,7 @@ from hpcgen.doctor.diagnosis import diagnose
 from hpcgen.doctor.run_files import read_run_files
 from tests.doctor.runs import JOB, write_events, write_run
 from tests.recorded_run import START
+from trainer.contract.record import replaced
 
 CASES = {
     "out of memory": (
@@ -63,3 +64,23 @@ def test_the_root_failure_of_the_last_attempt_is_the_cause(tmp_path: Path, case:
     assert (cause.name, cause.page) == (name, page)
     assert cause.evidence[0].startswith(f"train-{JOB}.log:3: ")
     assert cause.fix
+
+
+def test_slurm_s_answer_is_shown_for_an_attempt_without_an_end(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "STOPPED").unlink()
+    write_events(run, ("start", {"nodes": "ndv5-[001-002]"}))
+    files = replaced(
+        read_run_files(run, START + 3600), is_active=False, slurm_says="Slurm: job 4711 is NODE_FAIL"
+    )
+    [cause] = diagnose(files)
+    assert (cause.name, cause.evidence[-1]) == ("job-killed", "Slurm: job 4711 is NODE_FAIL")
+    assert "If the job is gone" in cause.fix
+    assert diagnose(replaced(files, is_active=True)) == ()
+    (run / f"train-{JOB}.log").write_text("srun: error: ndv5-002: task 1: Killed\n")
+    files = replaced(
+        read_run_files(run, START + 3600), is_active=False, slurm_says="Slurm: job 4711 is NODE_FAIL"
+    )
+    [cause] = diagnose(files)
+    assert cause.name == "killed"
+    assert cause.evidence[-1] == "the attempt has no end; Slurm: job 4711 is NODE_FAIL"

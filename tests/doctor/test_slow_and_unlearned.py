@@ -110,6 +110,10 @@ def test_it_is_recognized_alone_with_its_figures(tmp_path: Path, case: str) -> N
     assert evidence in found[name]
 
 
+def test_a_rank_that_was_slow_once_is_no_cause(tmp_path: Path) -> None:
+    assert causes(write_run(tmp_path / "run", [*healthy(60), straggler(50)])) == {}
+
+
 @pytest.mark.parametrize("count", [1, 10, 60, 200, 900])
 def test_a_healthy_run_of_any_length_has_no_cause(tmp_path: Path, count: int) -> None:
     run = write_run(tmp_path / "run", healthy(count), model={"vocab_size": 50257, "seq_length": 2048})
