@@ -200,12 +200,19 @@ def submit_sweep(
         HpcgenError: submission failed, or Slurm does not tell which points are in the queue. Earlier points stay in it.
         JobFailed: local points failed. Raised after the last one.
     """
+    from hpcgen.slurm.submit import require_no_chain
     from hpcgen.sweeps.points import require_all
     from hpcgen.sweeps.states import PointState, starts, states_of
 
     states = states_of(sweep, _queue(launcher))
     missing = [state.point for state in states if starts(state, retry=retry)]
     require_all(missing, lambda point: require_submittable(point.plan, launcher))
+    if max_running is not None and launcher == "slurm":
+        hint = "leave out max_running (--max-running)"
+        require_all(
+            missing,
+            lambda point: require_no_chain(point.plan, list(point.plan.stages.values()), "no point", hint),
+        )
     running: list[str] = []
     failures: list[str] = []
     for state in states:

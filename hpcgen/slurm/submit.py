@@ -16,7 +16,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from hpcgen.errors import ConfigErrors, HpcgenError
 from hpcgen.planning.request import place_of
-from hpcgen.run_plan.plan import Plan
+from hpcgen.run_plan.plan import Plan, located_in
 from hpcgen.run_plan.stage import StagePlan
 from hpcgen.slurm.corpus import check_corpus, missing_tasks
 from hpcgen.slurm.job import Job
@@ -67,7 +67,8 @@ def submit_stages(plan: Plan, scripts: Mapping[str, Script], after: str | None =
     Raises:
         HpcgenError: Slurm is not installed or refuses a job, or the corpus cannot be fetched or does not fit.
     """
-    _require_chain_at_the_end(plan)
+    before = list(plan.stages.values())[:-1]
+    require_no_chain(plan, before, "no stage", "submit the later stages when the run is done")
     missing = missing_tasks(plan)
     for warning in check_corpus(plan, missing):
         print(f"warning: {warning}", file=sys.stderr)
@@ -84,13 +85,17 @@ def submit_stages(plan: Plan, scripts: Mapping[str, Script], after: str | None =
     return jobs
 
 
-def _require_chain_at_the_end(plan: Plan) -> None:
-    """Refuses stages after a chain of jobs: Slurm would start them after its first job."""
-    for stage in list(plan.stages.values())[:-1]:
+def require_no_chain(plan: Plan, stages: Sequence[StagePlan], what: str, hint: str) -> None:
+    """Refuses stages that run in a chain of jobs if something waits for them: Slurm would start it after the first job.
+
+    Raises:
+        ConfigErrors: a stage does.
+    """
+    for stage in stages:
         if "chain" in stage.values:
             place = place_of(stage.kind, "chain", plan.run.config, plan.run.cluster)
-            reason = f"lets jobs follow each other, so no stage can wait for {stage.name}"
-            raise ConfigErrors([place.problem(reason, "submit the later stages when the run is done")])
+            reason = f"lets jobs follow each other, so {what} can wait for {stage.name}"
+            raise ConfigErrors([located_in(plan.run, place.problem(reason, hint))])
 
 
 @contextmanager

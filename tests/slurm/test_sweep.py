@@ -42,6 +42,18 @@ def test_only_missing_points_are_submitted_and_some_wait_for_others(
     assert (submitted["name"], submitted["values"]) == ("LR-2", ["environment.LR=2"])
     assert f"LR-3: job {jobs['LR-3']} waits for its dependency {jobs['LR-1']}" in again.stderr
 
+    chained = (
+        "--set",
+        "environment.LR=8,9",
+        "--set",
+        "slurm.run.chain=2",
+        "--set",
+        "slurm.run.max_restarts=null",
+    )
+    refused = hpcgen("sweep", *chained, "--max-running=1")
+    assert (refused.status, refused.stdout) == (2, "")
+    assert "slurm.run.chain = 2 lets jobs follow each other, so no point can wait for run" in refused.stderr
+
     (tmp_path / "go").touch()
     for job in jobs.values():
         slurm_cluster.wait(job)
