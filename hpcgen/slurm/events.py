@@ -31,7 +31,7 @@ def recorded(directory: Path, job: str, stage: str) -> Iterator[None]:
         yield
         verdict, status = "done", 0
     except JobStopped:
-        verdict, status, reason = "terminated", 0, "interrupted; it saved and stopped"
+        verdict, status, reason = "stopped", 143, "interrupted; it saved and stopped"
         raise
     except JobFailed as error:
         reason = str(error).splitlines()[-1]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcgen.runs.attempts import read_attempts
 from tests.patience import PATIENCE_S, wait_until
 from tests.runs import SHAPE, minimal_run, write_yaml
 
@@ -78,8 +79,15 @@ def test_sigterm_says_where_it_stopped_and_another_command_shows_no_progress_of_
     assert "step" not in second.stderr.split("another process")[0]
 
 
+def attempt_of(run_file: Path) -> tuple[str, str, str | None, str]:
+    """Job, stage, verdict and reason of the only attempt."""
+    [attempt] = read_attempts(run_file.parent / "run")
+    return attempt.job.partition("-")[0], attempt.stage, attempt.verdict, attempt.reason
+
+
 def test_ctrl_c_says_so_in_the_same_line_and_no_other(run_file: Path) -> None:
     with training(run_file) as process:
+        assert attempt_of(run_file) == ("local", "train", None, "")
         os.killpg(process.pid, signal.SIGINT)  # a terminal's goes to all
         said = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 130
@@ -87,6 +95,7 @@ def test_ctrl_c_says_so_in_the_same_line_and_no_other(run_file: Path) -> None:
         "requested a checkpoint; interrupt again to end at once",
         stopped_line(run_file),
     ]
+    assert attempt_of(run_file) == ("local", "train", "stopped", "interrupted; it saved and stopped")
 
 
 def test_it_says_how_to_evaluate_the_checkpoints(run_file: Path, stand_in: str) -> None:
@@ -101,6 +110,7 @@ def test_it_says_how_to_evaluate_the_checkpoints(run_file: Path, stand_in: str) 
         timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
+    assert attempt_of(run_file) == ("local", "train", "done", "")
     again = shlex.join(["-c", str(run_file), *options])
     assert done.stderr.splitlines()[-1] == (
         f"no evaluate job was queued; run hpcgen submit evaluate --launcher local {again}"
