@@ -47,7 +47,7 @@ class Train(Stage):
                 *([checkpoints(checkpoint.load)] if checkpoint.load else []),
             ),
             reads=(checkpoints_read(checkpoint.load),) if checkpoint.load else (),
-            writes=(data.cache_dir,) if data.cache_dir else (),
+            writes=tuple(filter(None, (data.cache_dir, config.logging.prometheus_directory))),
             large=(saved,),
             files={**trainer_files(trainer), **_machine_file(run, allocation)},
             values={

@@ -81,6 +81,16 @@ REFUSED = {
         "logging.wandb_entity",
         logging.names_in_wandb_need_project,
     ),
+    "a port without figures": (
+        {"logging__prometheus_port": 9400},
+        "logging.prometheus_port",
+        logging.figures_need_prometheus,
+    ),
+    "an address without a port": (
+        {"logging__prometheus": True, "logging__prometheus_address": "0.0.0.0"},
+        "logging.prometheus_address",
+        logging.figures_need_prometheus,
+    ),
 }
 
 

@@ -7,6 +7,7 @@ import fcntl
 import gzip
 import json
 import os
+import re
 import socket
 import statistics
 import struct
@@ -235,7 +236,7 @@ def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_interval_mfu_profile_and_boards(config: dict[str, Any]) -> None:
-    config["logging"] = {"log_interval": 4, "tensorboard": True, "profile_step_start": 2}
+    config["logging"] = {"log_interval": 4, "tensorboard": True, "prometheus": True, "profile_step_start": 2}
     config["peak_tflops"] = 0.5
     result = finished(config)
     assert "MFU relative to 0.5 TFLOP/s (fp32)" in result.log
@@ -245,6 +246,10 @@ def test_interval_mfu_profile_and_boards(config: dict[str, Any]) -> None:
         assert step["mfu"] == pytest.approx(step["model_tflops_per_device"] / 0.5)
     drawn = read_tensorboard(result.directory / "tensorboard")
     assert drawn["train/loss"] == pytest.approx({step["iteration"]: step["loss"] for step in steps})
+    figures = (result.directory / "metrics.prom").read_text()
+    assert re.search(r'^hpcgen_training_iteration\{run="\w+",slurm_job=""\} 6\.0$', figures, re.MULTILINE), (
+        figures
+    )
     [profile] = (result.directory / "profile").iterdir()
     assert profile.name == "iterations-2-3-rank-0.json.gz"
     assert str(profile) in result.log

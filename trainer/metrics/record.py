@@ -27,6 +27,7 @@ from trainer.metrics import experts
 from trainer.metrics.columns import Column, Progress, Throughput
 from trainer.metrics.console import Log
 from trainer.metrics.json_lines import JsonLines, drop_after
+from trainer.metrics.prometheus import open_prometheus
 from trainer.metrics.tensorboard import open_tensorboard
 from trainer.metrics.timers import Timers, Times
 from trainer.metrics.versions import versions
@@ -140,6 +141,7 @@ class Metrics:
         boards = (
             open_tensorboard(self._run.tensorboard, iteration, self._log) if logging.tensorboard else None,
             open_experiment(self._config, self._run, self._log) if logging.wandb_project else None,
+            open_prometheus(self._config, self._run, self._log) if logging.prometheus else None,
         )
         self._boards = [board for board in boards if board is not None]
 

@@ -51,6 +51,14 @@ class LoggingConfig:
     """Weights & Biases team or user. Default: your default entity."""
     wandb_exp_name: str | None = None
     """Name of the run in Weights & Biases. Default: `name`."""
+    prometheus: bool = False
+    """Write the newest figures for Prometheus to metrics.prom in the run directory, with each entry of the log."""
+    prometheus_directory: FilePath | None = None
+    """Directory of the text files that node_exporter reads on the job's first node. Default: the run directory."""
+    prometheus_port: Count | None = None
+    """Port at which rank 0 also serves the figures, at /metrics. Default: none."""
+    prometheus_address: str = "127.0.0.1"
+    """Address of the port. Other machines can connect only if it is one of the node's own, or 0.0.0.0."""
     profile_step_start: NonNegative | None = None
     """First iteration to record with torch's profiler; null disables profiling."""
     profile_step_end: Count | None = None

@@ -25,6 +25,7 @@ class RunDirectory:
     FAILED: ClassVar[str] = "FAILED"
     LAST_STEP: ClassVar[str] = "last-step.json"
     """Names in `root`, which hpcgen reads too."""
+    PROMETHEUS: ClassVar[str] = "metrics.prom"
 
     root: Path
     checkpoints: Path

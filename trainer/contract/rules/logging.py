@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from trainer.contract.problem import Problem
 from trainer.contract.rules.facts import Facts, Rule, unread
 
+LAST_PORT = 65_535
+
 
 def profile_ends_after_its_start(facts: Facts) -> Iterator[Problem]:
     """profile_step_start < profile_step_end, and within the run."""
@@ -69,11 +71,28 @@ def names_in_wandb_need_project(facts: Facts) -> Iterator[Problem]:
         yield from unread(facts, keys, reason, "set logging.wandb_project", about=("logging.wandb_project",))
 
 
+def figures_need_prometheus(facts: Facts) -> Iterator[Problem]:
+    """prometheus_directory, prometheus_port and prometheus_address need prometheus, and an address needs a port."""
+    if not facts.logging.prometheus:
+        reason = "has no effect, because logging.prometheus is false"
+        keys = ["logging.prometheus_directory", "logging.prometheus_port", "logging.prometheus_address"]
+        yield from unread(facts, keys, reason, "set logging.prometheus: true", about=("logging.prometheus",))
+    elif facts.logging.prometheus_port is None:
+        reason = "has no effect, because logging.prometheus_port is null"
+        keys = ["logging.prometheus_address"]
+        yield from unread(
+            facts, keys, reason, "set logging.prometheus_port", about=("logging.prometheus_port",)
+        )
+    elif facts.logging.prometheus_port > LAST_PORT:
+        yield Problem(path="logging.prometheus_port", reason="is no port", hint="use at most 65535")
+
+
 RULES: tuple[Rule, ...] = (
     profile_ends_after_its_start,
     profiled_ranks_exist,
     memory_history_needs_profile,
     names_in_wandb_need_project,
+    figures_need_prometheus,
 )
 
 WARNINGS: tuple[Rule, ...] = ()
