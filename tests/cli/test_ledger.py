@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.command import hpcgen
 from tests.ledger.requeued_run import write_requeued_run
-from tests.recorded_run import START, start, steps, write_run
+from tests.recorded_run import start, steps, write_run
 
 SHOWN = """\
 gpt: 33 min 50 s from 2025-10-09 08:53:20 UTC to 2025-10-09 09:27:10 UTC
@@ -73,11 +73,9 @@ def test_a_time_without_a_job_is_said(requeued: Path) -> None:
 
 
 def test_a_run_file_names_its_run_and_its_price(requeued: Path, tmp_path: Path) -> None:
+    """The job recorded neither its price nor its GPUs, so those of the 16 ranks count."""
     (requeued / "jobs" / "12" / "machine.json").unlink()
-    metrics = requeued / "metrics.jsonl"
-    assert START
     assert "GPU-hours, " not in hpcgen("ledger", requeued).stdout
-    assert '"world_size": 16' in metrics.read_text()
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters" / "uni.yaml").write_text(
         "extends: azure-ndv5\nprice_per_gpu_hour: 2\ncurrency: EUR\n"
