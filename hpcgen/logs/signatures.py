@@ -109,9 +109,12 @@ def signatures(where: Literal["line", "exception"]) -> tuple[Signature, ...]:
     )
 
 
+MAX_LINE = 500
+"""Characters of a line that are compared. A log can have lines of megabytes."""
+_CLAUSE = re.compile(r"[^.\n:;(]*[.\n:;(]?")
 _HEDGE = re.compile(
-    r"[^.\n:;(]*\b(?:may|might|could|can) (?:be|have been|indicate|result|also)\b[^.\n;)]*"
-    r"|[^.\n:;(]*\b(?:possibl[ey]|potential(?:ly)?|likely|typically|probably|usually|often)\b[^.\n;)]*"
+    r"\b(?:(?:may|might|could|can) (?:be|have been|indicate|result|also)"
+    r"|possibl[ey]|potential(?:ly)?|likely|typically|probably|usually|often)\b"
 )
 """A guess of the message about its cause. It is no evidence."""
 _CPP_MESSAGE = re.compile(r"^\s*what\(\):\s+")
@@ -141,13 +144,19 @@ def match_line(text: str) -> Match | None:
     """What a single line means. None for a line about nothing that failed."""
     if not _FAILS.search(text) or _WARNING.search(text):
         return None
-    text = text[:2000]
+    text = text[:MAX_LINE]
     if what := _CPP_MESSAGE.match(text):
         return match_exception(text[what.end() :])
-    found = _first("line", text, _HEDGE.sub("", text))
+    found = _first("line", text, _without_guesses(text))
     if found is None or found.kind not in ("refused", "script"):
         return found
     return known_cause(text) or found  # these lines have the words of an exception
+
+
+def _without_guesses(text: str) -> str:
+    if not _HEDGE.search(text):
+        return text
+    return "".join(clause for clause in _CLAUSE.findall(text) if not _HEDGE.search(clause))
 
 
 def is_exception(text: str) -> bool:
@@ -163,8 +172,8 @@ def known_cause(text: str) -> Match | None:
 
 def match_exception(text: str) -> Match:
     """What an exception means, from its last lines."""
-    text = text[:4000]
-    return _first("exception", text, _HEDGE.sub("", text)) or Match("exception", "root")
+    text = "\n".join(line[:MAX_LINE] for line in text[:4000].split("\n"))
+    return _first("exception", text, _without_guesses(text)) or Match("exception", "root")
 
 
 def _first(where: Literal["line", "exception"], text: str, evidence: str) -> Match | None:
