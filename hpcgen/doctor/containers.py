@@ -14,7 +14,7 @@ from hpcgen.planning.image_record import read_image_record
 from hpcgen.planning.software import runtime
 from hpcgen.run_plan.plan import Plan
 from hpcgen.text import size_text
-from trainer.contract.record import record
+from trainer.contract.record import record, replaced
 
 PLUGIN = re.compile(r"(/\S*spank_pyxis\.so)")
 MOST_PLUGIN_BYTES = 4 << 20
@@ -82,7 +82,7 @@ def checks(plan: Plan, settings: Settings) -> Iterator[Check]:
     )
     if kind == "pyxis":
         has_option = "--container-image" in ask("srun", "--help").text
-        software = _with_pyxis(software, settings)
+        software = with_pyxis(software, settings)
         if not has_option:
             fix = "Ask the admins to install pyxis, or set container.runtime to enroot or apptainer."
             yield Check("pyxis", "failed", "srun here has no option --container-image", fix)
@@ -126,7 +126,7 @@ def _pmix(offered: Answer) -> str:
     return found[1] if found else ""
 
 
-def _with_pyxis(software: Software, settings: Settings) -> Software:
+def with_pyxis(software: Software, settings: Settings) -> Software:
     """Adds the version of pyxis that is written into its plugin, if this machine has the plugin."""
     configuration = Path(settings.get("PlugStackConfig") or "/etc/slurm/plugstack.conf")
     texts = [configuration, *configuration.parent.glob("plugstack.conf.d/*")]
@@ -137,13 +137,7 @@ def _with_pyxis(software: Software, settings: Settings) -> Software:
         except OSError:
             continue
         if version := re.search(rb"(?:version |^|\0)v?(0\.\d{1,2}\.\d{1,2})\0", data):
-            return Software(
-                slurm=software.slurm,
-                mpi=software.mpi,
-                task_prolog=software.task_prolog,
-                pmix=software.pmix,
-                pyxis=version[1].decode(),
-            )
+            return replaced(software, pyxis=version[1].decode())
     return software
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from hpcgen.doctor import containers, partitions, slurm_settings, storage
 from hpcgen.doctor.check import Check
-from hpcgen.doctor.containers import Software, known_faults
+from hpcgen.doctor.containers import Software, known_faults, with_pyxis
 from hpcgen.errors import ConfigErrors
 from hpcgen.planning.image_record import read_image_record
 from hpcgen.run_plan.plan import Plan
@@ -141,6 +141,17 @@ def test_versions_that_are_known_to_fail_are_named(software: Software, issues: l
     found = list(known_faults(software))
     assert [issue for issue in issues if any(issue in reason for reason, _ in found)] == issues
     assert len(found) == len(issues)
+
+
+def test_the_version_of_pyxis_is_read_from_its_plugin(tmp_path: Path) -> None:
+    plugin, configuration = tmp_path / "spank_pyxis.so", tmp_path / "plugstack.conf"
+    plugin.write_bytes(b"\x7fELF\0pyxis: version 0.21.0\0")
+    configuration.write_text(f"required {plugin} runtime_path=/run/pyxis\n")
+    settings = {"PlugStackConfig": str(configuration)}
+    assert with_pyxis(Software(slurm="25.11.1"), settings).pyxis == "0.21.0"
+    plugin.write_bytes(b"\x7fELF\0glibc 2.39\0")
+    assert with_pyxis(Software(slurm="25.11.1"), settings).pyxis == ""
+    assert with_pyxis(Software(slurm="25.11.1"), {"PlugStackConfig": str(tmp_path / "absent")}).pyxis == ""
 
 
 # ==== image ====
