@@ -69,7 +69,7 @@ def collect(lines: Iterable[Line], source: str = "", start: int = 0) -> Iterator
                 continue
             yield current.evidence(source)
             del open_tracebacks[line.rank]
-        if begun := _START.match(line.text):
+        if "Traceback" in line.text and (begun := _START.match(line.text)):
             is_ignored = bool(earlier and _IGNORED.match(earlier[-1]))
             open_tracebacks[line.rank] = _Traceback(line, order, last_time, begun["indent"], is_ignored)
         elif is_exception(line.text):
@@ -124,7 +124,7 @@ class _Traceback:
         return False
 
     def _belongs(self, text: str) -> bool:
-        if begun := _START.match(text):
+        if "Traceback" in text and (begun := _START.match(text)):
             if not self._is_in_frames and not self._is_chained and "Original" not in begun[0]:
                 return False  # of another exception
             self._is_in_frames, self._is_chained = True, False

@@ -17,6 +17,7 @@ _PREFIX = re.compile(
     r"|(?:\x1b\[\d+m)?\(\w+(?: \w+)* pid=\d+(?:, ip=[\d.]+)?\)(?:\x1b\[0m)? ?"  # Ray
     r")"
 )
+_PREFIX_STARTS = ("[", "(", "\x1b")
 _COLOR = re.compile(r"\x1b\[[\d;]*m")
 _STAMP = re.compile(
     r"[\[(]?(?P<date>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,](?P<fraction>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d)?[\])]?"
@@ -45,10 +46,12 @@ def parse(lines: Iterable[str], rank: int | None = None, first: int = 1) -> Iter
 
 def parse_line(line: str, rank: int | None = None, number: int = 1) -> Line:
     """Parses a line. A rank in its prefix replaces `rank`."""
-    text = _COLOR.sub("", line.rstrip("\r\n"))
+    text = line.rstrip("\r\n")
+    if "\x1b" in text:
+        text = _COLOR.sub("", text)
     if label := _LABEL.match(text):
         rank, text = int(label[1]), text[label.end() :]
-    while found := _PREFIX.match(text):
+    while text.lstrip()[:1] in _PREFIX_STARTS and (found := _PREFIX.match(text)):
         named = found["torch"] or found["mpi"]
         rank = int(named) if named else rank
         text = text[found.end() :]
@@ -58,6 +61,8 @@ def parse_line(line: str, rank: int | None = None, number: int = 1) -> Line:
 
 def time_of(text: str) -> float | None:
     """The time at the beginning of a line. A time without a zone is local."""
+    if "20" not in text[: _STAMP_BEFORE + 4]:  # the century; most lines have no time
+        return None
     if not (stamp := _STAMP.search(text, 0, _STAMP_BEFORE + 30)) or stamp.start() > _STAMP_BEFORE:
         return None
     zone = (stamp["zone"] or "").replace("Z", "+00:00")
