@@ -205,7 +205,7 @@ exec {shutil.which("squeue", path=path)} "$@"
 mkdir -p {run_dir}/checkpoints/iter_0000004; : >{run_dir}/checkpoints/iter_0000004/COMPLETE
 echo 4 >{run_dir}/checkpoints/latest_checkpointed_iteration.txt
 until [[ -s {run_dir}/evaluation/queued ]]; do /bin/sleep 0.1; done
-if [[ ! ${{SLURM_RESTART_COUNT-}} ]]; then rm {run_dir}/evaluation/queued; exit 7; fi
+if [[ ! ${{SLURM_RESTART_COUNT-}} ]]; then rm {run_dir}/evaluation/queued; echo 4 >{run_dir}/STOPPED; exit 0; fi
 printf '8\\n%s\\n' $(sed -n 's/^fingerprint=//p' {run_dir}/script) >{run_dir}/DONE
 """
     be_evaluator(evaluated_run, trainer)
