@@ -126,21 +126,29 @@ drop_excluded_requests() {
 }
 
 # RESERVATION: prints the number of usable nodes that are not excluded, of the partition or of the reservation in it, if
-# there is one. If Slurm shows no nodes (PrivateData), assumes enough. Nodes that the cloud powers down or up, or that
-# reboot, come back: their state ends in one of ~ # ! % @ ^.
+# there is one. If Slurm shows no nodes (PrivateData), assumes enough. Nodes that the cloud has suspended count, because they
+# come back: sinfo hides those that are off, and the state of those on their way, or rebooting, ends in one of ~ # ! % @ ^.
 nodes_left() {
-    local name state of list unusable='down|drain|drng|fail|inval|futr' left=0 reserved=()
-    list=$([[ ! $1 ]] || scontrol show reservation -o "$1" | sed -n 's/.* Nodes=\([^ ]*\).*/\1/p')
-    [[ ! $list ]] || host_names reserved "$list" || reserved=()
+    local name state of unusable='down|drain|drng|fail|inval|futr' left=0 of_partition=() reserved=()
+    local -A lost=()
+    host_names_in of_partition partition "$SLURM_JOB_PARTITION"
+    [[ ! $1 ]] || host_names_in reserved reservation "$1"
     [[ $1 ]] || unusable+='|maint' # in a reservation for maintenance, which could be this job's
     # --all shows hidden partitions too, and excludes --partition.
     sinfo --all --noheader --Node --format='%N %t %R' >"$held/partition"
-    grep -q " $SLURM_JOB_PARTITION\$" "$held/partition" || { echo "$num_job_nodes"; return; }
+    if [[ -z ${of_partition[*]-} ]] || ! grep -q " $SLURM_JOB_PARTITION\$" "$held/partition"; then echo "$num_job_nodes"; return; fi
     while read -r name state of; do
-        [[ $of == "$SLURM_JOB_PARTITION" ]] || continue
-        if [[ $state =~ $unusable && $state != *[~#!%@^] || " ${excluded[*]} " == *" $name "* ]]; then continue; fi
+        [[ $of != "$SLURM_JOB_PARTITION" || ! $state =~ $unusable || $state == *[~#!%@^] ]] || lost[$name]=1
+    done <"$held/partition"
+    for name in "${of_partition[@]}"; do
+        if [[ ${lost[$name]-} || " ${excluded[*]} " == *" $name "* ]]; then continue; fi
         if [[ $1 && " ${reserved[*]-$name} " != *" $name "* ]]; then continue; fi
         left=$((left + 1))
-    done <"$held/partition"
+    done
     echo "$left"
+}
+# ARRAY KIND NAME: sets the array to the nodes of a partition or reservation, or to none.
+host_names_in() {
+    local list; list=$(scontrol show "$2" -o "$3" | sed -n 's/.* Nodes=\([^ ]*\).*/\1/p')
+    [[ $list && $list != '(null)' ]] && host_names "$1" "$list"
 }

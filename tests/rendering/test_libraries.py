@@ -488,7 +488,7 @@ claim
     ("partition", "reservation", "left"),
     [
         ("", "", "4"),
-        ("a idle~\nb down#\nc drain%\nd down^\ne down*", "", "4"),
+        ("a idle~\nb down#\nc drain%\nd down^\ne down*\nhidden", "", "5"),
         ("a idle\nb alloc\nc drain\nbad idle", "", "2"),
         ("a maint\nb idle", "", "1"),
         ("a idle\nb alloc\nbad idle", "b,bad", "1"),
@@ -508,13 +508,15 @@ claim
 def test_usable_nodes_are_those_that_the_job_can_get(
     partition: str, reservation: str, left: str, tmp_path: Path
 ) -> None:
-    lines = "".join(f"{node} p\\n" for node in partition.splitlines())
+    lines = "".join(f"{node} p\\n" for node in partition.splitlines() if " " in node)
+    nodes = ",".join(node.split()[0] for node in partition.splitlines())
     then = f"""
 excluded=(bad) num_job_nodes=4 SLURM_JOB_PARTITION=p
 sleep() {{ :; }}
 sinfo() {{ [[ " $* " == *" --all "* && "$*" != *--partition* ]] && printf '%b' '{lines}x idle other\\n'; }}
 scontrol() {{
     case $2 in
+        partition) [[ '{nodes}' ]] && echo "PartitionName=p AllocNodes=ALL Nodes={nodes} State=UP" ;;
         reservation) [[ $4 != unknown ]] && echo "ReservationName=$4 StartTime=x Nodes=$4 NodeCnt=1" ;;
         hostnames) echo "$3" | tr , '\\n' ;;
     esac
