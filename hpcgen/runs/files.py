@@ -219,7 +219,9 @@ def require_run_directory(directory: Path) -> None:
         with os.scandir(directory):
             return
     except FileNotFoundError:
-        hint = "give the directory of a run (paths.run_dir), or its run file"
+        hint = (
+            "its first job makes it; otherwise, give the directory of a run (paths.run_dir), or its run file"
+        )
         raise HpcgenError("no such directory", hint, where=directory) from None
     except NotADirectoryError:
         hint = "give the directory of a run (paths.run_dir), or its run file (.yaml)"

@@ -352,7 +352,7 @@ def _ended(run: RunFiles, last: AttemptStatus, queue: Queue) -> tuple[RunState, 
 def _from_data(run: RunFiles, arrays: Sequence[ArrayStatus]) -> tuple[RunState, str]:
     """A run without attempts of other stages than those of its corpus. Its newest array decides."""
     if not arrays:
-        return "new", "no job has started"
+        return "new", "no job has started here (hpcgen runs finds runs below a directory)"
     last = max(zip(run.arrays, arrays, strict=True), key=lambda pair: pair[0].began)[1]
     if last.running:
         return "running", ""
