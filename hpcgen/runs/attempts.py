@@ -53,7 +53,7 @@ class JobAttempt:
     reason: str = ""
     """The script's last message: why the attempt ended."""
     cause: str = ""
-    """Why Slurm ended it: canceled, preempted, out of time, or "preempted, or a node failed"; "" if Slurm did not."""
+    """Why Slurm ended it, such as canceled, or "preempted, requeued, or a node failed"; "" if Slurm did not."""
     nodes: str = ""
     """The job's nodes in Slurm's notation."""
     cluster: str = ""

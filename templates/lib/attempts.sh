@@ -30,7 +30,7 @@ find_cause() {
         *' PreemptTime='[0-9]*) cause=preempted ;;
         *' Reason=NodeDown '*) cause='a node failed' ;;
         *" Restarts=$restart "*) ((!terminated)) || cause=canceled ;;
-        *' Restarts='*) cause='preempted, or a node failed' ;;
+        *' Restarts='*) cause='preempted, requeued, or a node failed' ;;
     esac
 }
 # A canceled job and one that is out of time both get SIGTERM; only the second one is requeued.

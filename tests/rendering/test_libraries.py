@@ -180,7 +180,7 @@ def test_a_job_finds_the_newest_checkpoint_that_was_not_moved_away(
         ("run", "TimeLimit", 0, "out of time: back into the queue"),
         ("run", "None", 143, "or a node failed); requeueing is Slurm's decision"),
         ("run", "None Restarts=0", 143, "ended by Slurm (canceled); requeueing"),
-        ("run", "None Restarts=1", 143, "ended by Slurm (preempted, or a node failed); requeueing"),
+        ("run", "None Restarts=1", 143, "ended by Slurm (preempted, requeued, or a node failed); requeueing"),
         ("run", "None PreemptTime=2026-11-26T15:53:55", 143, "ended by Slurm (preempted); requeueing"),
     ],
 )

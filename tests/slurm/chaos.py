@@ -213,7 +213,15 @@ def _preempt(run: ChaosRun, rank: int) -> None:
 
 
 def _reach_time_limit(run: ChaosRun, rank: int) -> None:
+    """Slurm looks at limits every 30 s. Until then, training gets little time, so that it does not end before."""
     run.cluster.run("scontrol", "update", f"JobId={run.job_id}", "TimeLimit=1")
+    ranks = [run.training(each) for each in range(len(run.ranks))]
+    while all(Path(f"/proc/{pid}").exists() for pid in ranks):
+        for signum, pause_s in ((signal.SIGSTOP, 1.0), (signal.SIGCONT, 0.2)):
+            for pid in ranks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signum)
+            time.sleep(pause_s)
 
 
 def _extend_time(run: ChaosRun) -> None:
