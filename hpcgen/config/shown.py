@@ -22,5 +22,7 @@ def _is_plain(text: str) -> bool:
 
 
 def is_private(path: str) -> bool:
-    """Returns True for values that are never printed: environment variables and URLs may contain secrets."""
-    return path.startswith(("environment", "data.corpus.source.url")) or path.endswith(".api_key")
+    """Returns True for values that are never printed: variables, URLs and commands may contain secrets."""
+    return path.startswith(("environment", "notify.command", "data.corpus.source.url")) or path.endswith(
+        ".api_key"
+    )
