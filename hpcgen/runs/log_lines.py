@@ -25,7 +25,8 @@ class Entry(NamedTuple):
     """A line with its place in the order."""
 
     time: float
-    """Time of the line, or of the last line before it with a time (Unix time in seconds)."""
+    """Time of the line, or of the last line before it with a time (Unix time in seconds). Lines at the end of a file
+    that have no time were written until its last change."""
     file_number: int
     file: LogFile
     line: Line
@@ -41,11 +42,11 @@ def last_lines(
 ) -> list[Entry]:
     """The last lines of an attempt in time order, of those that `shows` chooses.
 
-    Lines without a time have that of the line before them in their file, and the lines of a file keep their order.
+    The lines of a file keep their order, also those without a time.
     """
     each_file = [
         _entries(
-            number, file, _last_lines_of(file, attempt, count, is_last=is_last, shows=shows), attempt.began
+            number, file, *_last_lines_of(file, attempt, count, is_last=is_last, shows=shows), attempt.began
         )
         for number, file in enumerate(files)
     ]
@@ -57,23 +58,30 @@ def merged(each_file: Iterable[Iterable[Entry]]) -> Iterator[Entry]:
     return heapq.merge(*each_file, key=lambda entry: (entry.time, entry.file_number))
 
 
-def _entries(number: int, file: LogFile, lines: Iterable[Line], began: float) -> Iterator[Entry]:
+def _entries(
+    number: int, file: LogFile, lines: Sequence[Line], changed: float | None, began: float
+) -> Iterator[Entry]:
+    """`changed`: time of the file's last change, if it ends with these lines."""
     latest = began
-    for line in lines:
+    last_timed = max((index for index, line in enumerate(lines) if line.time), default=-1)
+    for index, line in enumerate(lines):
         latest = max(latest, line.time or latest)
-        yield Entry(latest, number, file, line)
+        yield Entry(latest if index <= last_timed else max(latest, changed or latest), number, file, line)
 
 
 def _last_lines_of(
     file: LogFile, attempt: JobAttempt, count: int, *, is_last: bool, shows: Callable[[Line], bool]
-) -> list[Line]:
-    """The last lines in one file. Reads more of it until there are enough."""
+) -> tuple[list[Line], float | None]:
+    """The last lines in one file, and when they were written if it ends with them. Reads more of it until there are
+    enough."""
     try:
         opened = open_regular(file.path)
     except OSError:  # it was removed meanwhile
-        return []
+        return [], None
     with opened:
         begin, end = attempt_range(opened, attempt.restart, is_last=is_last)
+        status = os.fstat(opened.fileno())
+        changed = status.st_mtime if end >= status.st_size else None
         window = _FIRST_WINDOW_BYTES
         while True:
             start = max(begin, end - window)
@@ -83,7 +91,7 @@ def _last_lines_of(
                 data = data[1:]  # a part of a line
             found = list(filter(shows, parse(data, file.rank)))
             if len(found) >= count or start == begin or window >= WINDOW_BYTES:
-                return found[-count:] if count else []
+                return (found[-count:] if count else []), changed
             window *= 4
 
 
@@ -107,7 +115,7 @@ class Follower:
             if file not in self._growing:
                 self._growing[file] = _Growing(file, at_end=False)
         each_file = [
-            list(_entries(number, file, parse(growing.new_lines(), file.rank), self._began))
+            list(_entries(number, file, list(parse(growing.new_lines(), file.rank)), None, self._began))
             for number, (file, growing) in enumerate(self._growing.items())
         ]
         found = list(merged(each_file))

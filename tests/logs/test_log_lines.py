@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,17 @@ def test_prefixes_of_launchers_name_the_rank(line: str, rank: int | None, text: 
 )
 def test_the_time_of_a_line(text: str, time: float | None) -> None:
     assert parse_line(text).time == time
+
+
+def test_lines_without_a_time_at_the_end_of_a_file_are_as_late_as_its_last_change(tmp_path: Path) -> None:
+    (tmp_path / "rank").write_text("2026-11-26T10:00:01+0000 began\niteration 1\niteration 2\n")
+    (tmp_path / "job").write_text("2026-11-26T10:00:05+0000 waits\n2026-11-26T10:00:09+0000 ends\n")
+    os.utime(tmp_path / "rank", (0, parse_line("2026-11-26T10:00:07+0000").time or 0))
+    files = [LogFile(path=tmp_path / "rank", rank=0), LogFile(path=tmp_path / "job")]
+    found = texts(last_lines(files, ATTEMPT, 4, is_last=True))
+    assert [text.split()[-2:] for text in found][1:] == [
+        ["iteration", "1"], ["iteration", "2"], ["2026-11-26T10:00:09+0000", "ends"]
+    ]  # fmt: skip
 
 
 def test_the_last_line_of_a_rank_may_be_far_from_the_end(tmp_path: Path) -> None:

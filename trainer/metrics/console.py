@@ -33,7 +33,10 @@ class Log:
         if self._bar is not None:
             self._bar.write(text)
         elif self._is_rank_0:
-            print(text, flush=True)
+            sys.stdout.write(
+                f"{text}\n"
+            )  # in one piece: srun --label would put the line's end on a line of its own
+            sys.stdout.flush()
 
     def start(self, iteration: int, total: int) -> None:
         """Start the progress display at `iteration` of `total`."""
