@@ -29,7 +29,7 @@ def command(run: Path, yes: bool) -> None:
     directory = run_directory(run)
     jobs = control.find_jobs(directory)
     if not jobs.own and jobs.local is None:
-        click.echo(f"nothing to cancel: {jobs.why_none()}")
+        click.echo(f"nothing to cancel: {jobs.why_nothing_runs()}")
         return
     if not yes:
         _ask(jobs, directory)
@@ -40,7 +40,7 @@ def command(run: Path, yes: bool) -> None:
         control.end_local(jobs.local)
         click.echo(f"ended {jobs.local.job} ({jobs.local.stage}), which runs on this machine")
     if jobs.others:
-        click.echo(f"left alone: {jobs.why_none()}", err=True)
+        click.echo(f"left alone: {jobs.why_nothing_runs()}", err=True)
 
 
 def _ask(jobs: RunJobs, directory: Path) -> None:

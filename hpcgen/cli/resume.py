@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from hpcgen.cli.options import override_option, warn
-from hpcgen.cli.run_argument import run_directory
+from hpcgen.cli.run_argument import directory_in, run_directory
 from hpcgen.errors import HpcgenError
 from hpcgen.text import harmless
 
@@ -40,6 +42,7 @@ def command(context: click.Context, run: Path, overrides: tuple[str, ...], yes: 
         return
     last = resuming.last_job(directory)
     _require_known(last.submission, overrides)
+    _require_same(directory, last.submission, overrides)
     if reason := resuming.failure(directory):
         _confirm(reason, is_changed=bool(overrides), yes=yes)
     context.invoke(
@@ -71,6 +74,24 @@ def _require_known(submission: Submission, overrides: tuple[str, ...]) -> None:
         )
     if hashlib.sha256(file.read_bytes()).hexdigest() != submission.sha256:
         warn([f"{file} has changed since the script of the last job was made"])
+
+
+def _require_same(directory: Path, submission: Submission, overrides: Sequence[str]) -> None:
+    """Refuses a run file that now names another directory. Its jobs were not looked for, and its checkpoints differ.
+
+    Raises:
+        HpcgenError: it names another one, or is invalid.
+    """
+    file = Path(submission.run_file)
+    named = directory_in(file, (*submission.overrides, *overrides))
+    if named.resolve() != directory.resolve():
+        hint = (
+            f"to continue here, add --set paths.run_dir={shlex.quote(str(directory.absolute()))}; "
+            f"to start a run there, use hpcgen submit {submission.stage}"
+        )
+        raise HpcgenError(
+            f"paths.run_dir is {named}, but the run to resume is in {directory.absolute()}", hint, where=file
+        )
 
 
 def _confirm(reason: str, *, is_changed: bool, yes: bool) -> None:

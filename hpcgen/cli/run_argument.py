@@ -14,11 +14,20 @@ def run_directory(path: Path) -> Path:
     Raises:
         HpcgenError: the run file is invalid.
     """
-    from hpcgen.config.loader import load_run
-
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return path
-    run = load_run(path)
+    return directory_in(path)
+
+
+def directory_in(file: Path, overrides: Sequence[str] = ()) -> Path:
+    """The run directory that a run file names, with values of --set.
+
+    Raises:
+        HpcgenError: the run file is invalid.
+    """
+    from hpcgen.config.loader import load_run
+
+    run = load_run(file, overrides)
     return Path(run.directory, run.config.paths.run_dir)
 
 

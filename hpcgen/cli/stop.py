@@ -41,7 +41,7 @@ def command(run: Path, no_wait: bool) -> None:
         control.interrupt_local(jobs.local)
         _follow(directory, jobs.local.job, asked, no_wait=no_wait)
     elif not jobs.waiting:
-        click.echo(f"nothing to stop: {jobs.why_none()}")
+        click.echo(f"nothing to stop: {jobs.why_nothing_runs()}")
     if others := [f"{job.job} ({job.stage})" for job in jobs.own if not job.trains]:
         hint = f"{program()} cancel {short_path(directory)} ends them"
         click.echo(f"other jobs go on: {', '.join(others)}; {hint}", err=True)

@@ -323,6 +323,12 @@ FRAMES = tuple(dict.fromkeys(row.frame for row in STAGE_ROWS.values()))
 """Templates that the stages' templates extend: base and data."""
 
 
+def has_attempts(stage: str | None) -> bool:
+    """Whether a stage trains: hpcgen's training, or a program of the user. False for a name that no stage has."""
+    row = STAGE_ROWS.get(stage or "")
+    return row is not None and row.has_attempts
+
+
 def stage_called(word: str) -> StageRow | None:
     """The stage with this name, here or in other programs."""
     plain = word.lower().replace("_", "-")

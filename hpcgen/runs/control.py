@@ -24,7 +24,7 @@ from trainer.contract.files.shared_files import require_own, user
 from trainer.contract.record import record
 
 HOLD = "hold"
-"""Name of the file in the job's directory . With it, its script does not requeue itself (templates/lib/attempts.sh)."""
+"""Name of the file in the job's directory. With it, its script does not requeue itself (templates/lib/attempts.sh)."""
 LOCAL = "local-"
 """Beginning of the name of a job on this machine."""
 POLL_S = 0.5
@@ -58,7 +58,7 @@ class RunJobs:
         """The user's jobs that would train."""
         return tuple(job for job in self.own if job.waits and job.trains)
 
-    def why_none(self) -> str:
+    def why_nothing_runs(self) -> str:
         """Why there is nothing to stop or cancel."""
         if self.others:
             owners = ", ".join(sorted({job.user for job in self.others}))
@@ -82,7 +82,8 @@ def find_jobs(run_dir: Path) -> RunJobs:
     require_run_directory(run_dir)
     attempts = read_attempts(run_dir)
     queue = ask_queue(users_of(run_dir))
-    if queue.problem and not all(attempt.job.startswith(LOCAL) for attempt in attempts):
+    is_local = bool(attempts) and all(attempt.job.startswith(LOCAL) for attempt in attempts)
+    if queue.problem and not is_local:
         hint = "run this on a login node of the cluster, or try again when Slurm answers"
         raise HpcgenError(f"the jobs of the run are unknown: {queue.problem}", hint, where=run_dir)
     jobs = sorted(queue.of_run(run_dir), key=lambda job: not job.waits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcgen.config.stages import STAGE_ROWS
+from hpcgen.config.stages import has_attempts
 from hpcgen.errors import HpcgenError
 from hpcgen.redaction import redact
 from hpcgen.runs.attempts import read_attempts
@@ -35,7 +35,7 @@ def last_job(run_dir: Path) -> LastJob:
     Raises:
         HpcgenError: there is none, or another user submitted it.
     """
-    jobs = [each.job for each in read_attempts(run_dir) if STAGE_ROWS[each.stage].has_attempts]
+    jobs = [each.job for each in read_attempts(run_dir) if has_attempts(each.stage)]
     hint = "submit the run with its run file: hpcgen submit train -c run.yaml"
     if not jobs:
         raise HpcgenError("no job of the run has trained yet", hint, where=run_dir)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpcgen.config.stages import STAGE_ROWS
+from hpcgen.config.stages import STAGE_ROWS, has_attempts
 from trainer.contract.record import record
 
 TIMEOUT_S = 10.0
@@ -119,7 +119,7 @@ class QueuedJob:
     @property
     def trains(self) -> bool:
         """True for a job that trains, or runs the user's program: it can save, stop and continue."""
-        return self.stage is not None and STAGE_ROWS[self.stage].has_attempts
+        return has_attempts(self.stage)
 
     @property
     def tasks(self) -> tuple[range, ...]:

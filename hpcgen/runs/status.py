@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hpcgen.config.stages import STAGE_ROWS
+from hpcgen.config.stages import STAGE_ROWS, has_attempts
 from hpcgen.logs.failure import Failure
 from hpcgen.redaction import redact
 from hpcgen.runs.attempts import JobAttempt
@@ -191,7 +191,7 @@ def status_of(run: RunFiles, queue: Queue, accounts: Accounts, now: float) -> Ru
     arrays = tuple(_array_status(array, queue) for array in run.arrays)
     state, why = _state(run, attempts, arrays, jobs, queue, now)
     running = [job for job in jobs if not job.waits]
-    ends = next((job.ends for job in running if _has_attempts(job.stage)), None)
+    ends = next((job.ends for job in running if has_attempts(job.stage)), None)
     return RunStatus(
         directory=str(run.directory),
         name=run.name,
@@ -221,7 +221,7 @@ def _active(run: RunFiles) -> float | None:
 
 def _not_superseded(attempts: Iterable[JobAttempt]) -> Iterable[JobAttempt]:
     """The last attempt of each job. Of jobs that train, only the last one: it found that no other job runs."""
-    last = {"" if _has_attempts(attempt.stage) else attempt.job: attempt for attempt in attempts}
+    last = {"" if has_attempts(attempt.stage) else attempt.job: attempt for attempt in attempts}
     return last.values()
 
 
@@ -296,10 +296,10 @@ def _state(
     now: float,
 ) -> tuple[RunState, str]:
     """State of the run and the reason. The stage that trains decides, if there is one."""
-    trains = [attempt for attempt in attempts if _has_attempts(attempt.stage)]
+    trains = [attempt for attempt in attempts if has_attempts(attempt.stage)]
     decisive = trains or attempts
     if trains or run.state is not None:
-        jobs = [job for job in jobs if _has_attempts(job.stage)]
+        jobs = [job for job in jobs if has_attempts(job.stage)]
     waiting = next((job for job in jobs if job.waits), None)
     is_running = any(attempt.state == "running" for attempt in decisive) or any(not job.waits for job in jobs)
     if run.state == "done" or (run.state == "failed" and not jobs):
@@ -311,12 +311,6 @@ def _state(
     if not decisive:
         return _from_data(run, arrays) if run.state is None else (run.state, run.word)
     return _ended(run, decisive[-1], queue)
-
-
-def _has_attempts(stage: str | None) -> bool:
-    """Whether a stage trains: hpcgen's training, or a program of the user."""
-    row = STAGE_ROWS.get(stage or "")
-    return row is not None and row.has_attempts
 
 
 def _running(run: RunFiles, attempts: Sequence[AttemptStatus], now: float) -> tuple[RunState, str]:

@@ -1,0 +1,61 @@
+"""What hpcgen stop, cancel and resume refuse before they touch a job. tests/slurm/test_control.py does the rest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import hpcgen
+from tests.operate.test_status import end, write_events
+from tests.runs import minimal_run, write_yaml
+
+pytestmark = pytest.mark.process  # squeue
+
+
+def ended_run(directory: Path, job: str = "local-a", ended: str = "stopped") -> Path:
+    """A run file, and a run directory with a job that was submitted with it."""
+    file = write_yaml(directory / "run.yaml", minimal_run(paths={"run_dir": "one"}))
+    write_events(directory / "one", job, [end(ended)])
+    submission = {
+        "stage": "train",
+        "run_file": str(file),
+        "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+        **{"overrides": [], "withheld": [], "templates": []},
+    }
+    (directory / "one/jobs" / job / "submission.json").write_text(json.dumps(submission))
+    return file
+
+
+def test_a_run_file_that_now_names_another_directory_is_not_resumed(workplace: Path) -> None:
+    file = ended_run(workplace)
+    resumed = ("resume", "one", "--dry-run")
+    assert hpcgen(*resumed).status == 0
+    file.write_text(file.read_text().replace("one", "two"))
+    refused = hpcgen(*resumed)
+    assert (refused.status, refused.stdout) == (2, "")
+    assert f"paths.run_dir is {workplace}/two, but the run to resume is in {workplace}/one" in refused.stderr
+    assert f"--set paths.run_dir={workplace}/one" in refused.stderr
+    again = hpcgen(*resumed, "--set", f"paths.run_dir={workplace}/one")
+    assert again.status == 0, again
+
+
+@pytest.mark.parametrize("command", ["stop", "cancel", "resume"])
+def test_a_run_without_events_is_unknown_while_slurm_does_not_answer(
+    command: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of hpcgen 0.2.0 that runs."""
+    (workplace / "one").mkdir()
+    (workplace / "one/RUNNING").write_text("7\n")
+    monkeypatch.setenv("PATH", str(workplace))
+    refused = hpcgen(command, "one")
+    assert (refused.status, refused.stdout) == (2, "")
+    assert "the jobs of the run are unknown: squeue is not installed here" in refused.stderr
+
+
+def test_a_stage_of_a_newer_hpcgen_is_passed_over(workplace: Path) -> None:
+    ended_run(workplace)
+    write_events(workplace / "one", "local-b", (end("done"),), stage="future")
+    assert hpcgen("resume", "one", "--dry-run").status == 0
