@@ -174,7 +174,7 @@ def _follow(directory: Path, attempts: list[JobAttempt], rank: int | None, count
     try:
         if newest is not None:
             _print_followed(last_lines(newest_files(), newest, count, is_last=True, shows=shows), as_json)
-        while newest is None or newest.verdict not in ("done", "stopped", "failed") or has_grown:
+        while newest is None or not _is_over(newest) or has_grown:
             newest = next(iter(_attempts(directory, stage, None)[-1:]), newest)
             entries = follower.poll()
             has_grown = bool(entries)
@@ -185,6 +185,11 @@ def _follow(directory: Path, attempts: list[JobAttempt], rank: int | None, count
     finally:
         follower.close()
     _show_end(directory, newest, as_json)
+
+
+def _is_over(attempt: JobAttempt) -> bool:
+    """Whether no other attempt follows. After most other ends by Slurm, the job starts again."""
+    return attempt.verdict in ("done", "stopped", "failed") or attempt.cause == "canceled"
 
 
 def _show_end(directory: Path, attempt: JobAttempt, as_json: bool) -> None:

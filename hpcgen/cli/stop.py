@@ -9,7 +9,7 @@ import click
 
 from hpcgen.cli.options import program, short_path
 from hpcgen.cli.run_argument import run_directory
-from hpcgen.errors import HpcgenError, JobFailed
+from hpcgen.errors import JobFailed
 from hpcgen.text import harmless
 
 ANSWER_S = 30.0
@@ -35,8 +35,10 @@ def command(run: Path, no_wait: bool) -> None:
         control.cancel(ids)
         click.echo(f"canceled {', '.join(ids)}, waiting in the queue")
     if jobs.training is not None:
-        control.ask_to_stop(directory, jobs.training.job)
-        _follow(directory, jobs.training.job, asked, no_wait=no_wait)
+        if control.ask_to_stop(directory, jobs.training.job):
+            _follow(directory, jobs.training.job, asked, no_wait=no_wait)
+        else:
+            click.echo(f"canceled {jobs.training.job}, which had nothing to save: its script had not begun")
     elif jobs.local is not None:
         control.interrupt_local(jobs.local)
         _follow(directory, jobs.local.job, asked, no_wait=no_wait)
@@ -51,7 +53,6 @@ def _follow(directory: Path, job: str, asked: float, *, no_wait: bool) -> None:
     """Waits until the job has ended, and says how.
 
     Raises:
-        HpcgenError: the job's program cannot be asked to save.
         JobFailed: it did not end as asked.
     """
     from hpcgen.runs import control
@@ -61,12 +62,9 @@ def _follow(directory: Path, job: str, asked: float, *, no_wait: bool) -> None:
         if step != shown:
             _say(step, job)
             shown = step
-        if step == "cannot save":
-            control.withdraw(directory, job)
-            hint = f"set program.stop in the run file; {program()} cancel {short_path(directory)} ends it at once"
-            raise HpcgenError(f"job {job} goes on: its program cannot be asked to save", hint)
         if no_wait and (step == "taken" or time.time() > asked + ANSWER_S):
             return
+    control.withdraw(directory, job)
     if step == "lost":
         raise JobFailed(
             f"job {job} was killed before it could say that it saved; {again} continues from the newest checkpoint"

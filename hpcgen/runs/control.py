@@ -8,14 +8,15 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from hpcgen.config.stages import has_attempts
 from hpcgen.errors import HpcgenError
 from hpcgen.runs.attempts import JobAttempt, read_attempts, read_job
 from hpcgen.runs.files import require_run_directory, users_of
-from hpcgen.runs.slurm import QueuedJob, ask_queue
+from hpcgen.runs.slurm import QueuedJob, ask_cluster, ask_queue
 from hpcgen.runs.state import process_is_gone
 from hpcgen.slurm.run_directory import hold
 from hpcgen.text import counted
@@ -77,7 +78,7 @@ def find_jobs(run_dir: Path) -> RunJobs:
     """The jobs of a run, from one squeue.
 
     Raises:
-        HpcgenError: the directory cannot be read, or Slurm does not answer.
+        HpcgenError: the directory cannot be read, Slurm does not answer, or the run is on another cluster.
     """
     require_run_directory(run_dir)
     attempts = read_attempts(run_dir)
@@ -87,6 +88,8 @@ def find_jobs(run_dir: Path) -> RunJobs:
         hint = "run this on a login node of the cluster, or try again when Slurm answers"
         raise HpcgenError(f"the jobs of the run are unknown: {queue.problem}", hint, where=run_dir)
     jobs = sorted(queue.of_run(run_dir), key=lambda job: not job.waits)
+    if not queue.problem:
+        _require_this_cluster(run_dir, attempts, jobs)
     me = user(os.geteuid())
     return RunJobs(
         directory=run_dir,
@@ -97,34 +100,75 @@ def find_jobs(run_dir: Path) -> RunJobs:
     )
 
 
-def ask_to_stop(run_dir: Path, job: str) -> None:
-    """Asks a running job to save and to leave for good. A job without a directory has nothing to save and is canceled.
+def _require_this_cluster(run_dir: Path, attempts: Sequence[JobAttempt], jobs: Sequence[QueuedJob]) -> None:
+    """Refuses a run whose last job may run or wait on another cluster, which this one knows nothing of.
 
     Raises:
-        HpcgenError: Slurm refuses, or the job's directory is not the user's.
+        HpcgenError: it may.
+    """
+    trained = [each for each in attempts if has_attempts(each.stage) and not each.job.startswith(LOCAL)]
+    if not trained or any(job.job == trained[-1].job for job in jobs):
+        return
+    last = trained[-1]
+    if last.ended is not None and last.verdict != "requeued":
+        return
+    here = ask_cluster() if last.cluster else ""
+    if here and here != last.cluster:
+        hint = f"run this on {last.cluster}; if it does not go on there, submit the run with its run file"
+        reason = f"job {last.job} of cluster {last.cluster} may go on, and this is cluster {here}"
+        raise HpcgenError(reason, hint, where=run_dir)
+
+
+def ask_to_stop(run_dir: Path, job: str) -> bool:
+    """Asks a running job to save and to leave for good. Cancels one that has not begun, and returns False.
+
+    Raises:
+        HpcgenError: Slurm refuses, the job's program cannot save, or the job's directory is not the user's.
+    """
+    if not (run_dir / "jobs" / job).is_dir():
+        cancel([job])
+        return False
+    _require_saves(run_dir, job)
+    _write(run_dir, job, HOLD)
+    _call("scancel", "--batch", "--signal=USR2", job)
+    return True
+
+
+def _require_saves(run_dir: Path, job: str) -> None:
+    """Refuses a job that takes no request to stop.
+
+    Raises:
+        HpcgenError: it is one.
+    """
+    attempt = last_attempt(run_dir, job)
+    if attempt is not None and attempt.events[0].get("asks") == "":
+        hint = "set program.stop in the run file; hpcgen cancel ends it at once"
+        raise HpcgenError(f"job {job} goes on: its program cannot be asked to save", hint)
+
+
+def _write(run_dir: Path, job: str, name: str) -> None:
+    """Writes an empty file into the job's directory.
+
+    Raises:
+        HpcgenError: it cannot be written, or the directory is not the user's.
     """
     directory = run_dir / "jobs" / job
-    if not directory.is_dir():
-        cancel([job])
-        return
     try:
-        publish(hold(directory, run_dir) / HOLD, "")
+        publish(hold(directory, run_dir) / name, "")
     except OSError as error:
-        raise HpcgenError(
-            f"cannot be written: {error.strerror}", where=Path(error.filename or directory)
-        ) from error
-    _call("scancel", "--batch", "--signal=USR2", job)
+        where = Path(error.filename or directory)
+        raise HpcgenError(f"cannot be written: {error.strerror}", where=where) from error
 
 
 def withdraw(run_dir: Path, job: str) -> None:
-    """Lets a job that was asked to stop requeue itself again."""
+    """Forgets the request to stop. Another cluster may have a job with the same number in this run."""
     with contextlib.suppress(OSError):
         (run_dir / "jobs" / job / HOLD).unlink()
 
 
 def last_attempt(run_dir: Path, job: str) -> JobAttempt | None:
-    """The attempt of a job that began last."""
-    return max(read_job(run_dir / "jobs" / job), key=lambda attempt: attempt.restart, default=None)
+    """The attempt of a job that began last. A job of another cluster may have the same number, and more restarts."""
+    return max(read_job(run_dir / "jobs" / job), key=lambda attempt: attempt.began, default=None)
 
 
 def cancel(jobs: Iterable[str]) -> None:
@@ -184,7 +228,7 @@ def _call(program: str, *arguments: str) -> None:
         raise HpcgenError(f"{program} failed: {done.stderr.strip() or f'status {done.returncode}'}")
 
 
-Step = Literal["asked", "taken", "cannot save", "ended", "canceled", "lost"]
+Step = Literal["asked", "taken", "ended", "canceled", "lost"]
 """What has become of a request to stop. asked: the job's script has not taken it yet. canceled: the job was in the
 queue again, as one of hpcgen 0.2.0, which knows no `hold`. lost: it ended without an event, because it was killed."""
 
@@ -206,9 +250,6 @@ def follow_stop(run_dir: Path, job: str, asked: float) -> Iterator[Step]:
             step = "taken"
         if attempt is not None and attempt.ended is not None and attempt.verdict != "requeued":
             yield "ended"
-            return
-        if any(event.get("asks") == "" for event in events):
-            yield "cannot save"
             return
         yield step
         time.sleep(POLL_S)

@@ -236,6 +236,13 @@ def ask_job(job: str) -> Queue:
     return Queue(asked=found.asked) if UNKNOWN_JOB in found.problem else found
 
 
+def ask_cluster() -> str:
+    """Slurm's name of this cluster; "" without an answer."""
+    lines, _ = _ask("scontrol", "show", "config")
+    values = (line.partition("=")[2].strip() for line in lines if line.startswith("ClusterName "))
+    return next(values, "")
+
+
 def ask_node(node: str) -> Queue:
     """Asks the controller for the jobs on a node."""
     return _ask_queue(f"--nodelist={node}")

@@ -50,6 +50,7 @@ end_if_held() {
     "${before_requeue[@]}" 143 stopped
     requeued=1
     record_end 143 stopped
+    rm -f -- "$held/hold" # another cluster may have a job with this number
     (trap '' TERM; retry scancel "$SLURM_JOB_ID")
     exit 143
 }

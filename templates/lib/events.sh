@@ -37,7 +37,7 @@ record() {
 record_start() {
     has_started=1
     [[ -e $held/events.jsonl ]] || write_file "$held/events.jsonl" </dev/null # the group of a shared run may only read it
-    record start nodes "$SLURM_JOB_NODELIST" cluster "${SLURM_CLUSTER_NAME-}" host "$HOSTNAME"
+    record start nodes "$SLURM_JOB_NODELIST" cluster "${SLURM_CLUSTER_NAME-}" host "$HOSTNAME" asks "$asks_to_stop"
     "${at_start[@]}"
     [[ $(trap -p EXIT) ]] || trap 'record_end "$?"; "${at_exit[@]}"' EXIT # the site's epilogue has a trap of its own
 }

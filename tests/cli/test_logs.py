@@ -92,9 +92,16 @@ def test_control_characters_and_secrets_do_not_reach_the_terminal(
     assert "\x1b" not in hpcgen("logs", run).stdout
 
 
-@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize(
+    ("options", "ended"),
+    [
+        ((), {"verdict": "done", "status": "0", "reason": "done: 60 iterations"}),
+        (("--json",), {"verdict": "done", "status": "0", "reason": "done: 60 iterations"}),
+        ((), {"verdict": "terminated", "status": "143", "reason": "ended by Slurm", "cause": "canceled"}),
+    ],
+)
 def test_follow_shows_new_lines_until_the_run_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], ended: dict[str, str]
 ) -> None:
     monkeypatch.setattr(logs, "POLL_S", 0.01)
     run = write_failed_run(tmp_path / "run")
@@ -112,9 +119,7 @@ def test_follow_shows_new_lines_until_the_run_is_over(
         wait_until(reads.is_set)
         with (run / "train-7.log").open("a") as log:
             log.write("0: the last step\n")
-        write_events(
-            run, event("end", BEGAN + 200, 1, verdict="done", status="0", reason="done: 60 iterations")
-        )
+        write_events(run, event("end", BEGAN + 200, 1, **ended))
 
     writer = threading.Thread(target=job)
     writer.start()
@@ -122,6 +127,6 @@ def test_follow_shows_new_lines_until_the_run_is_over(
     writer.join()
     assert found.status == 0, found.stderr
     assert "the last step" in found.stdout
-    assert "done: 60 iterations" in found.stdout
+    assert ended["reason"] in found.stdout
     if options:
         assert [json.loads(line) for line in found.stdout.splitlines()][-1]["verdict"] == "done"

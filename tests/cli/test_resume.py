@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcgen.errors import HpcgenError
+from hpcgen.runs import control
 from tests.cli.command import hpcgen
-from tests.operate.test_status import end, write_events
+from tests.operate.test_status import NOW, end, write_events
 from tests.runs import minimal_run, write_yaml
 
 pytestmark = pytest.mark.process  # squeue
@@ -53,6 +55,30 @@ def test_a_run_without_events_is_unknown_while_slurm_does_not_answer(
     refused = hpcgen(command, "one")
     assert (refused.status, refused.stdout) == (2, "")
     assert "the jobs of the run are unknown: squeue is not installed here" in refused.stderr
+
+
+def test_a_program_that_cannot_save_is_not_disturbed(tmp_path: Path) -> None:
+    write_events(tmp_path, "7", [], stage="run", values={"asks": ""})
+    with pytest.raises(HpcgenError, match="job 7 goes on: its program cannot be asked to save"):
+        control.ask_to_stop(tmp_path, "7")
+    assert [path.name for path in (tmp_path / "jobs/7").iterdir()] == ["events.jsonl"]
+
+
+def test_a_job_of_another_cluster_with_the_same_number_is_not_followed(tmp_path: Path) -> None:
+    write_events(tmp_path, "7", [end("requeued")], restart=3, values={"cluster": "old"})
+    events = tmp_path / "jobs/7/events.jsonl"
+    later = {
+        "event": "start",
+        "time": NOW + 1e6,
+        "job": "7",
+        "restart": 0,
+        "stage": "train",
+        "cluster": "new",
+    }
+    events.write_text(f"{events.read_text()}{json.dumps(later)}\n")
+    last = control.last_attempt(tmp_path, "7")
+    assert last is not None
+    assert last.cluster == "new"
 
 
 def test_a_stage_of_a_newer_hpcgen_is_passed_over(workplace: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,23 @@ NOW = START + STEP_S * 300 + 20
 Events = Sequence[tuple[str, dict[str, str]]]
 
 
-def write_events(run: Path, job: str, events: Events, *, stage: str = "train", restart: int = 0) -> None:
-    """Adds events of a job, 10 s apart. The first is its start."""
+def write_events(
+    run: Path,
+    job: str,
+    events: Events,
+    *,
+    stage: str = "train",
+    restart: int = 0,
+    values: Mapping[str, str] | None = None,
+) -> None:
+    """Adds events of a job, 10 s apart. The first is its start, with `values`."""
+    first = ("start", {"nodes": "n[1-2]", "host": "n1", **(values or {})})
     path = run / "jobs" / job / "events.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        for number, (event, values) in enumerate((("start", {"nodes": "n[1-2]", "host": "n1"}), *events)):
+        for number, (event, more) in enumerate((first, *events)):
             time = START - 5 + 10_000 * restart + 10 * number
-            line = {"event": event, "time": time, "job": job, "restart": restart, "stage": stage, **values}
+            line = {"event": event, "time": time, "job": job, "restart": restart, "stage": stage, **more}
             file.write(json.dumps(line) + "\n")
 
 

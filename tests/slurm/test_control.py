@@ -8,6 +8,8 @@ import pytest
 
 from hpcgen.runs.attempts import read_attempts
 from tests.cli.command import hpcgen
+from tests.operate.test_status import end, write_events
+from tests.patience import wait_until
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.conftest import TWO_RANKS, curve, log_of, render, wait_for_steps
 from tests.slurm.test_job import end_training_with
@@ -39,6 +41,7 @@ def test_a_run_stops_at_a_checkpoint_and_resumes_as_it_was_submitted(
     assert client.wait(job_id) == "CANCELLED"
     [attempt] = read_attempts(run_dir)
     assert attempt.verdict == "stopped"
+    assert not (run_dir / "jobs" / job_id / "hold").exists()
     iteration = int((run_dir / "STOPPED").read_text())
     again = hpcgen("stop", run_dir)
     assert again.stdout == "nothing to stop: it has stopped at a checkpoint, and no job of it waits or runs\n"
@@ -65,6 +68,15 @@ def test_what_waits_is_canceled_and_a_failure_is_not_repeated_unasked(
         assert (ended.status, f"canceled {job_id}" in ended.stdout) == (0, True), ended
         assert client.wait(job_id) == "CANCELLED"
     assert "no job of the run has trained yet" in hpcgen("resume", run_dir).stderr
+    output = f"--output={run_dir}/train-%j.log"  # as a job whose script has not begun
+    job_id = client.sbatch("#!/bin/bash\nsleep 600\n", output, cwd=tiny_run.parent)
+    wait_until(lambda: client.state(job_id) == "RUNNING")
+    ended = hpcgen("stop", run_dir)
+    assert (ended.status, ended.stdout) == (
+        0,
+        f"canceled {job_id}, which had nothing to save: its script had not begun\n",
+    )
+    assert client.wait(job_id) == "CANCELLED"
 
     job_id = client.sbatch(render(tiny_run, "secrets=[WANDB_API_KEY]"), cwd=tiny_run.parent)
     assert client.wait(job_id) == "FAILED"
@@ -77,6 +89,16 @@ def test_what_waits_is_canceled_and_a_failure_is_not_repeated_unasked(
         assert (accepted.status, accepted.stderr.splitlines()[-1]) == (0, "dry run: would submit train"), (
             accepted
         )
+
+
+def test_a_run_that_may_go_on_in_another_cluster_is_left_alone(client: SlurmCluster, tmp_path: Path) -> None:
+    write_events(tmp_path, "7", [], values={"cluster": "elsewhere"})
+    for command in ("stop", "cancel", "resume"):
+        refused = hpcgen(command, tmp_path)
+        assert (refused.status, refused.stdout) == (2, "")
+        assert "job 7 of cluster elsewhere may go on, and this is cluster " in refused.stderr
+    write_events(tmp_path, "7", [end("stopped")], values={"cluster": "elsewhere"})
+    assert hpcgen("stop", tmp_path).stdout.startswith("nothing to stop: ")
 
 
 def test_a_chain_of_jobs_continues_and_ends_with_the_training(client: SlurmCluster, tiny_run: Path) -> None:
