@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 REDACTED = "[redacted]"
@@ -72,10 +72,13 @@ _PATTERNS = (
     (r"\b(Bearer +|Authorization: *Basic +)[A-Za-z0-9+/=._~-]{16,}", rf"\1{REDACTED}"),
     (r"((?i:wandb)[^\n]{0,60}?)\b[0-9a-f]{40}\b", rf"\1{REDACTED}"),
     (
-        r"(?s)(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+        r"(?s)(-----BEGIN [A-Z ]*PRIVATE KEY-----)(?! \[redacted\]).*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
         rf"\1 {REDACTED}",
     ),
 )
+_KEY_MARK = re.compile(r"-----(BEGIN|END) [A-Z ]*PRIVATE KEY-----")
+_KEY_LINES = 256
+"""Most lines of a private key. Its end may be missing in a log, and what follows should be shown."""
 _SHORTEST = 6
 """Length of the shortest value that is removed: a shorter one, such as 1, is part of many texts."""
 
@@ -96,6 +99,29 @@ def redact(text: str, values: Iterable[str] = ()) -> str:
     return text
 
 
+class LineRedactor:
+    """Redacts lines of several sources, such as ranks, that belong together: a private key has many lines."""
+
+    def __init__(self) -> None:
+        self._left: dict[Hashable, int] = {}
+        """Number of lines that may still be of a private key, for each source that has shown one."""
+
+    def redact(self, lines: Sequence[tuple[Hashable, str]], values: Collection[str] = ()) -> list[str]:
+        """The texts of lines, each given with its source. The first ones may be the end of a private key."""
+        for source, text in lines:
+            if source not in self._left and (mark := _KEY_MARK.search(text)):
+                self._left[source] = _KEY_LINES if mark[1] == "END" else 0
+        return [self._redacted(source, text, values) for source, text in lines]
+
+    def _redacted(self, source: Hashable, text: str, values: Collection[str]) -> str:
+        left = self._left.get(source, 0)
+        if marks := _KEY_MARK.findall(text):
+            self._left[source] = _KEY_LINES if marks[-1] == "BEGIN" else 0
+        elif left:
+            self._left[source] = left - 1
+        return REDACTED if left else redact(text, values)
+
+
 def redact_json(value: Any, values: Iterable[str] = ()) -> Any:
     """A JSON value with all its texts redacted, also those that only the name of their key calls a secret."""
     return _redacted("", value, tuple(values))
@@ -113,7 +139,7 @@ def _redacted(name: str, value: Any, values: tuple[str, ...]) -> Any:
     return value
 
 
-def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Values of the variables whose names say that they are secrets, the longest first."""
-    found = {value for name, value in environment.items() if SECRET.search(name)}
+def secret_values(environment: Mapping[str, str], names: Collection[str] = ()) -> tuple[str, ...]:
+    """Values of the variables with these names, or with names of secrets, the longest first."""
+    found = {value for name, value in environment.items() if name in names or SECRET.search(name)}
     return tuple(sorted(found, key=lambda value: (-len(value), value)))

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hpcgen.redaction import IN_SCRIPTS, redact, redact_json, secret_values
+from hpcgen.redaction import IN_SCRIPTS, LineRedactor, redact, redact_json, secret_values
 from hpcgen.resources import shipped
 
 PLANTED = "Zq7" * 12
@@ -62,7 +62,17 @@ def test_a_secret_disappears(text: str) -> None:
     found = redact(text)
     assert PLANTED not in found
     assert "[redacted]" in found
-    assert redact(found) == found
+    assert redact(f"{found}\nmore") == f"{found}\nmore"
+
+
+def test_the_lines_of_a_private_key_disappear_and_those_of_other_ranks_stay() -> None:
+    redactor = LineRedactor()
+    begin, end = "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----"
+    first = redactor.redact([(0, PLANTED), (1, "step 1"), (0, end), (0, "step 1"), (1, f"key: {begin}")])
+    assert first == ["[redacted]", "step 1", "[redacted]", "step 1", f"key: {begin} [redacted]"]
+    assert redactor.redact([(1, PLANTED), (0, "step 2")]) == ["[redacted]", "step 2"]
+    # a key without its end does not hide the rest of the log
+    assert redactor.redact([(1, "step")] * 300)[-1] == "step"
 
 
 def test_keys_of_weights_and_biases_are_known_by_their_neighbor() -> None:

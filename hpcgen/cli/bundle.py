@@ -36,7 +36,7 @@ def command(run: Path, output: Path | None) -> None:
     require_target(target)
     require_writable(target)
     try:
-        bundle = collect(directory, run if run != directory else None, _secrets(run), time.time())
+        bundle = collect(directory, run if run != directory else None, _secrets(run, directory), time.time())
     except OSError as error:
         raise HpcgenError(f"cannot be read ({error.strerror})", where=directory) from error
     try:
@@ -54,10 +54,11 @@ def command(run: Path, output: Path | None) -> None:
     click.echo("What looks like a secret was removed. Look through the files before you send them.")
 
 
-def _secrets(run: Path) -> tuple[str, ...]:
-    """Values of this shell's secrets, and of those that the run file names."""
+def _secrets(run: Path, directory: Path) -> tuple[str, ...]:
+    """Values of the secrets of a run, and of those that its run file names now."""
     from hpcgen.config.loader import load_run
     from hpcgen.redaction import secret_values
+    from hpcgen.runs.secrets import secrets_of
 
     named = load_run(run).config.secrets if run.is_file() else ()
-    return (*secret_values(os.environ), *(os.environ[name] for name in named if name in os.environ))
+    return (*secret_values(os.environ, named), *secrets_of(directory))

@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,9 +131,11 @@ def _show_checks(checks: Iterable[Check]) -> list[Check]:
 def _diagnose(directory: Path, as_json: bool) -> int:
     from hpcgen.doctor.diagnosis import diagnose
     from hpcgen.doctor.run_files import read_run_files, with_slurm
+    from hpcgen.runs.secrets import secrets_of
 
     files = with_slurm(read_run_files(directory, time.time()))
-    causes = diagnose(files)
+    secrets = secrets_of(directory)
+    causes = [_without_secrets(cause, secrets) for cause in diagnose(files)]
     if as_json:
         click.echo(json.dumps(redact_json(_in_json(files, causes)), indent=1))
     else:
@@ -148,6 +150,11 @@ def _in_json(files: RunFiles, causes: Sequence[Cause]) -> dict[str, object]:
         "iteration": int(files.run.history.iteration[-1]) if files.run else None,
         "causes": [dataclasses.asdict(cause) for cause in causes],
     }
+
+
+def _without_secrets(cause: Cause, secrets: Collection[str]) -> Cause:
+    evidence = tuple(redact(each, secrets) for each in cause.evidence)
+    return dataclasses.replace(cause, what=redact(cause.what, secrets), evidence=evidence)
 
 
 def _show_causes(files: RunFiles, causes: Sequence[Cause]) -> None:

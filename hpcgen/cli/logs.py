@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,8 @@ import click
 from hpcgen.cli.options import StageChoice, json_option
 from hpcgen.cli.run_argument import run_directory
 from hpcgen.errors import HpcgenError
-from hpcgen.redaction import redact, redact_json, secret_values
+from hpcgen.redaction import LineRedactor, redact, redact_json
+from hpcgen.runs.secrets import secrets_of
 from hpcgen.text import few, harmless
 
 if TYPE_CHECKING:
@@ -87,7 +87,9 @@ def command(
     is_last = not any(each.job == attempt.job and each.restart > attempt.restart for each in attempts)
     files = log_files(directory, attempt)
     failure = root_failure(directory, attempt)
+    secrets = secrets_of(directory)
     lines = last_lines(files, attempt, count, is_last=is_last, shows=_filter(rank, as_json))
+    lines = _redacted(lines, LineRedactor(), secrets)
     if as_json:
         found = {
             "run_dir": str(directory),
@@ -97,14 +99,13 @@ def command(
             "failure": None if failure is None else dataclasses.asdict(failure),
             "lines": [_line_json(entry) for entry in lines],
         }
-        click.echo(json.dumps(redact_json(found, secret_values(os.environ)), indent=1))
+        click.echo(json.dumps(redact_json(found, secrets), indent=1))
         return
     position = f"attempt {attempts.index(attempt) + 1} of {len(attempts)}"
-    click.echo(
-        _safe(f"{attempt.stage} job {attempt.job}, restart {attempt.restart} ({position}): {_end(attempt)}")
-    )
+    place = f"{attempt.stage} job {attempt.job}, restart {attempt.restart} ({position})"
+    click.echo(_safe(f"{place}: {_end(attempt)}", secrets))
     if failure is not None:
-        _show_failure(failure)
+        _show_failure(failure, secrets)
     if lines:
         click.echo("")
         _show_lines(lines)
@@ -168,17 +169,22 @@ def _follow(directory: Path, attempts: list[JobAttempt], rank: int | None, count
     def newest_files() -> tuple[LogFile, ...]:
         return () if newest is None else log_files(directory, newest)
 
-    shows = _filter(rank, as_json)
+    shows, redactor = _filter(rank, as_json), LineRedactor()
+
+    def show(entries: Sequence[Entry]) -> None:
+        shown = [entry for entry in entries if shows(entry.line)]
+        _print_followed(_redacted(shown, redactor, secrets_of(directory)), as_json)
+
     follower = Follower(newest_files, newest.began if newest else 0.0)
     has_grown = True
     try:
         if newest is not None:
-            _print_followed(last_lines(newest_files(), newest, count, is_last=True, shows=shows), as_json)
+            show(last_lines(newest_files(), newest, count, is_last=True, shows=shows))
         while newest is None or not _is_over(newest) or has_grown:
             newest = next(iter(_attempts(directory, stage, None)[-1:]), newest)
             entries = follower.poll()
             has_grown = bool(entries)
-            _print_followed([each for each in entries if shows(each.line)], as_json)
+            show(entries)
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         return
@@ -196,23 +202,24 @@ def _show_end(directory: Path, attempt: JobAttempt, as_json: bool) -> None:
     """After the last line of a run: how it ended."""
     from hpcgen.runs.failures import root_failure
 
-    failure = root_failure(directory, attempt)
+    failure, secrets = root_failure(directory, attempt), secrets_of(directory)
     if as_json:
         found = {
             **_attempt_json(attempt),
             "failure": None if failure is None else dataclasses.asdict(failure),
         }
-        click.echo(json.dumps(redact_json(found, secret_values(os.environ))))
+        click.echo(json.dumps(redact_json(found, secrets)))
         return
-    click.echo(_safe(f"\n{attempt.stage} job {attempt.job}, restart {attempt.restart}: {_end(attempt)}"))
+    end = f"\n{attempt.stage} job {attempt.job}, restart {attempt.restart}: {_end(attempt)}"
+    click.echo(_safe(end, secrets))
     if failure is not None:
-        _show_failure(failure)
+        _show_failure(failure, secrets)
 
 
 def _print_followed(entries: Sequence[Entry], as_json: bool) -> None:
     if as_json:
         for entry in entries:
-            click.echo(json.dumps(redact_json(_line_json(entry), secret_values(os.environ))))
+            click.echo(json.dumps(_line_json(entry)))
     else:
         _show_lines(entries)
 
@@ -226,7 +233,7 @@ def _end(attempt: JobAttempt) -> str:
     return f"{attempt.verdict}: {attempt.reason}" if attempt.reason else attempt.verdict
 
 
-def _show_failure(failure: Failure) -> None:
+def _show_failure(failure: Failure, secrets: Collection[str]) -> None:
     """The root failure, its traceback, what followed, and the page about it."""
     where = [f"rank {failure.rank}"] if failure.rank is not None else []
     where += [f"node {failure.node}"] if failure.node else []
@@ -234,18 +241,18 @@ def _show_failure(failure: Failure) -> None:
     where += [failure.place] if failure.place else []
     others = len(failure.ranks) - 1
     click.echo("")
-    click.secho(_safe(f"root failure: {failure.title}"), fg="red", bold=True)
+    click.secho(_safe(f"root failure: {failure.title}", secrets), fg="red", bold=True)
     if where:
-        click.echo(_safe(f"  {', '.join(where)}"))
+        click.echo(_safe(f"  {', '.join(where)}", secrets))
     if others > 0:
         click.echo(f"  the same on {others} more rank{'s' * (others > 1)}")
-    click.echo(click.style(_safe(f"  {failure.message}"), bold=True))
+    click.echo(click.style(_safe(f"  {failure.message}", secrets), bold=True))
     shown = failure.traceback.splitlines()
     if len(shown) > MAX_TRACEBACK_LINES:
         half = MAX_TRACEBACK_LINES // 2
         shown = [*shown[:half], f"... {len(shown) - 2 * half} lines ...", *shown[-half:]]
     for line in shown:
-        click.echo(_safe(f"    {line}"))
+        click.echo(_safe(f"    {line}", secrets))
     for consequence in failure.cascade:
         click.secho(f"  + {consequence}", dim=True)
     if failure.fix:
@@ -255,7 +262,18 @@ def _show_failure(failure: Failure) -> None:
 def _show_lines(entries: Iterable[Entry]) -> None:
     for entry in entries:
         label = "" if entry.line.rank is None else click.style(f"{entry.line.rank}: ", dim=True)
-        click.echo(label + _safe(entry.line.text))
+        click.echo(label + harmless(entry.line.text, keep="\t"))
+
+
+def _redacted(entries: Sequence[Entry], redactor: LineRedactor, secrets: Collection[str]) -> list[Entry]:
+    """The lines without secrets. The lines of a rank belong together."""
+    texts = redactor.redact(
+        [((entry.file_number, entry.line.rank), entry.line.text) for entry in entries], secrets
+    )
+    return [
+        entry._replace(line=entry.line._replace(text=text))
+        for entry, text in zip(entries, texts, strict=True)
+    ]
 
 
 def _line_json(entry: Entry) -> dict[str, object]:
@@ -275,6 +293,6 @@ def _attempt_json(attempt: JobAttempt) -> dict[str, object]:
     }
 
 
-def _safe(text: str) -> str:
+def _safe(text: str, secrets: Collection[str]) -> str:
     """Text of logs for the terminal, without secrets."""
-    return harmless(redact(text, secret_values(os.environ)), keep="\t\n")
+    return harmless(redact(text, secrets), keep="\t\n")

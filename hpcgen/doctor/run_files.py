@@ -12,9 +12,11 @@ from hpcgen.checkpoints.finding import checkpoint_section
 from hpcgen.checkpoints.run_config import read_run_config, read_trained_config
 from hpcgen.errors import HpcgenError
 from hpcgen.logs.failure import Failure
+from hpcgen.redaction import redact
 from hpcgen.report.run import Run, read_run
 from hpcgen.runs.attempts import JobAttempt, read_attempts
 from hpcgen.runs.failures import root_failure
+from hpcgen.runs.secrets import secrets_of
 from hpcgen.runs.slurm import ask_accounts, ask_queue
 from trainer.contract.config import TrainerConfig, from_dict
 from trainer.contract.config.resolve import resolve
@@ -150,7 +152,7 @@ def _marker(directory: Path, name: str) -> str | None:
     if foreign_link(directory / name, directory) is not None:
         return None
     with contextlib.suppress(OSError):
-        return read_start(directory / name)
+        return redact(read_start(directory / name), secrets_of(directory))
     return None
 
 

@@ -10,9 +10,11 @@ from hpcgen.logs.evidence import Evidence, collect
 from hpcgen.logs.failure import Failure
 from hpcgen.logs.lines import parse
 from hpcgen.logs.root import NodeOf, find_root
-from hpcgen.redaction import redact, secret_values
+from hpcgen.redaction import redact
 from hpcgen.runs.attempts import Event, JobAttempt, read_job
+from hpcgen.runs.failed import failed_text
 from hpcgen.runs.log_files import WINDOW_BYTES, LogFile, failure_parts, log_files
+from hpcgen.runs.secrets import secrets_of
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.files.shared_files import foreign_link
@@ -46,7 +48,7 @@ def root_failure(run_dir: Path, attempt: JobAttempt) -> Failure | None:
     if failure is None:
         return None
     traceback = failure.traceback or _stack(run_dir, attempt, failure)
-    secrets = secret_values(os.environ)
+    secrets = secrets_of(run_dir)
     return replaced(failure, message=redact(failure.message, secrets), traceback=redact(traceback, secrets))
 
 
@@ -107,12 +109,8 @@ def _evidence(files: tuple[LogFile, ...], attempt: JobAttempt, *, is_last: bool)
 
 def _failed_text(run_dir: Path, attempt: JobAttempt) -> str:
     """The text of FAILED, if this attempt wrote it."""
-    path = run_dir / RunDirectory.FAILED
     with contextlib.suppress(OSError):
-        if attempt.stage != "train" or foreign_link(path, run_dir) is not None:
-            return ""
-        if path.stat().st_mtime < attempt.began - 1:
-            return ""
-        with open_regular(path) as file:
-            return file.read(_MARKER_BYTES).decode(errors="replace")
+        written = (run_dir / RunDirectory.FAILED).lstat().st_mtime
+        if attempt.stage == "train" and written >= attempt.began - 1:
+            return failed_text(run_dir) or ""
     return ""

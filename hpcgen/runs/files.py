@@ -22,6 +22,7 @@ from hpcgen.redaction import redact
 from hpcgen.runs.attempts import Event, JobAttempt, read_end, read_job
 from hpcgen.runs.latest import NOTHING, Latest, Tail
 from hpcgen.runs.program import ProgramProgress, program_progress
+from hpcgen.runs.secrets import secrets_of
 from hpcgen.runs.state import State, process_is_gone, state_of
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.regular_file import read_text
@@ -100,6 +101,8 @@ class RunFiles:
     """State that markers, hang reports and signs of activity show; None without any."""
     word: str
     """Reason for the state, or the last sign of activity."""
+    secrets: tuple[str, ...]
+    """Values that reasons may not show."""
     config: dict[str, Any]
     """Configuration of the trainer, as it last trained; empty if there is none."""
     attempts: tuple[JobAttempt, ...]
@@ -164,7 +167,8 @@ class RunReader:
             is_own=os.geteuid() in (0, owner),
             latest=latest,
             state=state,
-            word=redact(word),
+            word=word,
+            secrets=secrets_of(directory),
             config=config,
             attempts=attempts,
             gone=tuple(attempt.job for attempt in attempts if _is_gone(attempt)),
@@ -198,7 +202,7 @@ class RunReader:
             active=max((end["time"] for end in ends), default=first.began),
             ended=dict(Counter(str(end.get("verdict")) for end in ends)),
             open=tuple(task for task in tasks if task not in self._ended),
-            reasons=tuple(redact(str(end.get("reason", ""))) for end in failed[:MOST_REASONS]),
+            reasons=tuple(str(end.get("reason", "")) for end in failed[:MOST_REASONS]),
         )
 
 

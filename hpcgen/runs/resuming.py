@@ -6,11 +6,10 @@ from pathlib import Path
 
 from hpcgen.config.stages import has_attempts
 from hpcgen.errors import HpcgenError
-from hpcgen.redaction import redact
 from hpcgen.runs.attempts import read_attempts
 from hpcgen.runs.control import LOCAL, RunJobs
+from hpcgen.runs.failed import failed_text
 from hpcgen.slurm.submission import Submission, read_submission
-from trainer.contract.files.regular_file import read_text
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.files.shared_files import foreign_link
 from trainer.contract.record import record
@@ -78,7 +77,5 @@ def failure(run_dir: Path) -> str:
     path = run_dir / RunDirectory.FAILED
     if foreign_link(path, run_dir) is not None:
         return f"{path} is a link that another user placed"
-    try:
-        return redact(read_text(path, errors="replace").strip()) or f"{path} exists"
-    except OSError:
-        return ""
+    text = failed_text(run_dir)
+    return "" if text is None else text or f"{path} exists"

@@ -9,8 +9,10 @@ import socket
 from pathlib import Path
 from typing import Any, Literal
 
+from hpcgen.redaction import redact
 from hpcgen.runs.latest import Latest
 from hpcgen.runs.metrics_line import number_or_none
+from hpcgen.runs.secrets import secrets_of
 from hpcgen.text import duration
 from trainer.contract.files.regular_file import read_text
 from trainer.contract.files.run_directory import RunDirectory
@@ -32,7 +34,14 @@ _MARKERS: dict[str, State] = {
 
 
 def state_of(directory: Path, latest: Latest, now: float) -> tuple[State, str]:
-    """Determines the state at the time `now`, with the reason for a failure or the last sign of activity."""
+    """Determines the state at the time `now`, with the reason for a failure or the last sign of activity, without
+    secrets.
+    """
+    state, word = _state_of(directory, latest, now)
+    return state, redact(word, secrets_of(directory)) if word else ""
+
+
+def _state_of(directory: Path, latest: Latest, now: float) -> tuple[State, str]:
     for marker, state in _MARKERS.items():
         link = foreign_link(directory / marker, directory)
         if link is not None:  # its target may be private, and others can read the report

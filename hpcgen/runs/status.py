@@ -5,7 +5,7 @@ The directory decides. Slurm tells which jobs wait, and whether a job without a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from hpcgen.config.stages import STAGE_ROWS, has_attempts
 from hpcgen.logs.failure import Failure
@@ -188,7 +188,7 @@ def status_of(run: RunFiles, queue: Queue, accounts: Accounts, now: float) -> Ru
         _attempt_status(attempt, run, queue, accounts, now, is_last=id(attempt) in last)
         for attempt in run.attempts
     )
-    arrays = tuple(_array_status(array, queue) for array in run.arrays)
+    arrays = tuple(_array_status(array, queue, run.secrets) for array in run.arrays)
     state, why = _state(run, attempts, arrays, jobs, queue, now)
     running = [job for job in jobs if not job.waits]
     ends = next((job.ends for job in running if has_attempts(job.stage)), None)
@@ -234,7 +234,7 @@ def _attempt_status(
     attempt: JobAttempt, run: RunFiles, queue: Queue, accounts: Accounts, now: float, *, is_last: bool
 ) -> AttemptStatus:
     state: AttemptState = attempt.verdict or "failed"
-    reason = redact(attempt.reason)
+    reason = redact(attempt.reason, run.secrets)
     if attempt.ended is None:
         job = _in_queue(attempt, run, queue)
         state, reason = "killed", _how_it_ended(job or accounts.jobs.get(attempt.job))
@@ -361,7 +361,7 @@ def _from_data(run: RunFiles, arrays: Sequence[ArrayStatus]) -> tuple[RunState, 
     return "done", ""
 
 
-def _array_status(array: ArrayFiles, queue: Queue) -> ArrayStatus:
+def _array_status(array: ArrayFiles, queue: Queue, secrets: Collection[str]) -> ArrayStatus:
     jobs = [queue.find(task) for task in array.open]
     live = sum(job is not None and not job.is_over and not job.waits for job in jobs)
     waiting = sum(
@@ -379,7 +379,7 @@ def _array_status(array: ArrayFiles, queue: Queue) -> ArrayStatus:
         terminated=array.ended.get("terminated", 0),
         killed=0 if queue.problem else left,
         unknown=left if queue.problem else 0,
-        reasons=array.reasons,
+        reasons=tuple(redact(reason, secrets) for reason in array.reasons),
     )
 
 

@@ -7,16 +7,20 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcgen.config.shown import is_private
-from hpcgen.run_plan.plan import Plan
-from hpcgen.run_plan.stage import StagePlan
 from trainer.contract.files.regular_file import open_regular
-from trainer.contract.files.shared_files import require_own
+from trainer.contract.files.shared_files import foreign_link, require_own
 from trainer.contract.record import record
+
+if TYPE_CHECKING:
+    from hpcgen.run_plan.plan import Plan
+    from hpcgen.run_plan.stage import StagePlan
 
 SUBMISSION = "submission.json"
 """Name of the file in RUN_DIR/jobs/JOB."""
+_MOST_BYTES = 1 << 20
 
 
 @record(kw_only=True)
@@ -34,6 +38,8 @@ class Submission:
     """Keys of --set whose values may be secret."""
     templates: tuple[str, ...]
     """Directories of site templates."""
+    secrets: tuple[str, ...] = ()
+    """Names of the variables that are secrets. Empty in records of earlier versions."""
 
 
 def submission_file(plan: Plan, stage: StagePlan, templates: Sequence[Path] = ()) -> dict[str, str]:
@@ -49,6 +55,7 @@ def submission_file(plan: Plan, stage: StagePlan, templates: Sequence[Path] = ()
         overrides=tuple(each for each in run.overrides if each not in private),
         withheld=tuple(each.partition("=")[0] for each in private),
         templates=tuple(str(path.absolute()) for path in templates if (path / "slurm").is_dir()),
+        secrets=stage.secrets,
     )
     return {SUBMISSION: f"{json.dumps(dataclasses.asdict(submission))}\n"}
 
@@ -79,6 +86,33 @@ def read_submission(run_dir: Path, job: str) -> Submission | None:
         withheld=withheld,
         templates=templates,
     )
+
+
+def secret_names(run_dir: Path) -> frozenset[str]:
+    """Names of the variables that are secrets, as all jobs of a run recorded them, whoever submitted the jobs."""
+    jobs = run_dir / "jobs"
+    names: set[str] = set()
+    if foreign_link(jobs, run_dir) is None:
+        for job in _job_names(jobs):
+            names |= _recorded_secrets(jobs / job / SUBMISSION)
+    return frozenset(names)
+
+
+def _job_names(jobs: Path) -> list[str]:
+    """Names of the directories of jobs. Tasks of arrays, of which there may be ten thousand, have no record."""
+    try:
+        return [name for name in os.listdir(jobs) if "_" not in name]  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def _recorded_secrets(path: Path) -> set[str]:
+    try:
+        with open_regular(path) as file:
+            found = json.loads(file.read(_MOST_BYTES))["secrets"]
+        return {name for name in found if isinstance(name, str)}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return set()
 
 
 def _may_be_secret(override: str) -> bool:

@@ -13,10 +13,10 @@ import numpy as np
 
 from hpcgen.errors import HpcgenError
 from hpcgen.report.run import Run, read_run
+from hpcgen.runs.failed import failed_text
 from hpcgen.runs.history import Column, History
 from hpcgen.runs.metrics_line import number_or_none
 from hpcgen.runs.state import State
-from hpcgen.sweeps.states import read_failure
 
 Metric = Literal["valid", "train"]
 WINDOW = 0.05
@@ -128,7 +128,7 @@ def _loss_at(history: History, metric: Metric, tokens: float | None) -> float | 
 
 def _result(name: str, directory: Path, run: Run | None, metric: Metric, tokens: float | None) -> Result:
     if run is None:
-        failure = read_failure(directory)
+        failure = failed_text(directory)
         state: State | Literal["not started"] = "not started" if failure is None else "failed"
         return Result(name=name, directory=str(directory), state=state, reason=failure or "")
     history = run.history

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from hpcgen.runs.attempts import read_attempts
+from hpcgen.runs.failed import failed_text
 from hpcgen.runs.slurm import Queue
 from hpcgen.slurm.job import Job
 from hpcgen.sweeps.points import Point, Sweep
 from trainer.contract.files import finished
-from trainer.contract.files.regular_file import read_text
 from trainer.contract.files.run_directory import RunDirectory
-from trainer.contract.files.shared_files import foreign_link
 
 State = Literal["done", "in the queue", "failed", "missing", "submitted"]
 """`missing`: a new job continues or begins the run. `failed`: another attempt would fail in the same way."""
@@ -50,19 +48,8 @@ def _state(point: Point, queue: Queue) -> PointState:
         )
     if _is_done(point):
         return PointState(point=point, state="done")
-    failure = read_failure(point.directory)
+    failure = failed_text(point.directory)
     return PointState(point=point, state="missing" if failure is None else "failed", detail=failure or "")
-
-
-def read_failure(directory: Path) -> str | None:
-    """Why another attempt of a run would fail in the same way; None if it would not."""
-    path = directory / RunDirectory.FAILED
-    if foreign_link(path, directory) is not None:
-        return None
-    try:
-        return read_text(path, errors="replace").strip()
-    except OSError:
-        return None
 
 
 def unfinished(sweep: Sweep) -> list[Point]:

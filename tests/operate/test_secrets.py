@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcgen.runs import resuming
+from hpcgen.runs.failed import failed_text
+from hpcgen.runs.latest import NOTHING
+from hpcgen.runs.state import state_of
 from tests.cli.command import hpcgen
 from tests.logs.logged_run import write_failed_run
 
@@ -17,11 +21,18 @@ pytestmark = pytest.mark.process
 TOKEN = "Zq7" * 12
 OWN_FORM = "correct horse battery"
 """A secret that only its variable shows to be one."""
+NAMED = "zebra-horse-42"
+"""A secret that only `secrets` of the run file shows to be one."""
+KEY = "\n".join(["MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSj", TOKEN, "q83vEjRWeJCrze8="])
+PEM = f"-----BEGIN PRIVATE KEY-----\n{KEY}\n-----END PRIVATE KEY-----"
 PLANTED = (
     f"requests.exceptions.HTTPError: 401 for https://me:{TOKEN}@example.org/a?sig={TOKEN}",
     f"environment: {{'HF_TOKEN': 'hf_{TOKEN}', 'WANDB_API_KEY': '{TOKEN}'}}",
     f"Authorization: Bearer {TOKEN}, {OWN_FORM}",
+    f"assembled the passphrase: {NAMED}",
+    *PEM.splitlines(),
 )
+HIDDEN = (TOKEN, OWN_FORM, NAMED, *KEY.splitlines())
 
 
 @pytest.fixture
@@ -29,6 +40,7 @@ def leaky_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of a failed run whose files have secrets in all places."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SITE_TOKEN", OWN_FORM)
+    monkeypatch.setenv("LAB_PASSPHRASE", NAMED)
     run = write_failed_run(tmp_path / "gpt")
     text = "\n".join(PLANTED)
     log = run / "train-7.log"
@@ -40,6 +52,7 @@ def leaky_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         events.write(
             json.dumps({**end, "verdict": "failed", "status": "1", "reason": text.replace("\n", " ")}) + "\n"
         )
+    (run / "jobs/7/submission.json").write_text(json.dumps({"secrets": ["LAB_PASSPHRASE"]}))
     (run / "jobs/7/trainer.json").write_text(json.dumps({"secret": TOKEN, "texts": PLANTED}))
     (run / "jobs/7/nodes-0").mkdir()
     (run / "jobs/7/nodes-0/n1-host.json").write_text(json.dumps({"said": text}))
@@ -60,8 +73,20 @@ def leaky_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_no_view_shows_a_token(leaky_run: Path, command: list[str]) -> None:
     found = hpcgen(command[0], leaky_run, *command[1:])
-    assert TOKEN not in found.stdout + found.stderr
+    shown = found.stdout + found.stderr
+    assert [each for each in HIDDEN if each in shown] == []
     assert found.stdout
+
+
+def test_the_reader_of_failed_hides_secrets(leaky_run: Path) -> None:
+    """hpcgen sweep, its results, resume and report show this text."""
+    text = failed_text(leaky_run)
+    assert text
+    state, word = state_of(leaky_run, NOTHING, now=2e9)
+    assert state == "failed"
+    assert word
+    shown = (text, word, resuming.failure(leaky_run))
+    assert [each for each in HIDDEN for one in shown if each in one] == []
 
 
 def test_a_bundle_has_what_shows_the_failure_and_no_secret(leaky_run: Path) -> None:
@@ -77,10 +102,9 @@ def test_a_bundle_has_what_shows_the_failure_and_no_secret(leaky_run: Path) -> N
         }
     for name, content in files.items():
         text = f"{name} {content.decode()}"
-        assert TOKEN not in text
-        assert OWN_FORM not in text
+        assert [each for each in HIDDEN if each in text] == [], name
     expected = ("FAILED", "metrics.jsonl", "stacks/rank-0.json", "logs/train-7-restart-0-0.log")
-    of_the_job = ("events.jsonl", "trainer.json", "nodes-0/n1-host.json")
+    of_the_job = ("events.jsonl", "submission.json", "trainer.json", "nodes-0/n1-host.json")
     assert {"contents.json", "summary.json", *expected, *(f"jobs/7/{name}" for name in of_the_job)} == set(
         files
     )
