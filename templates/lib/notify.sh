@@ -39,7 +39,7 @@ look_for_stall() {
     if [[ ! ${progress_kind+set} ]]; then
         read_line now "$run_dir/heartbeat"
     else
-        [[ $progress_kind ]] && ((SECONDS >= progress_at_s)) || return 0
+        [[ ${progress_kind-} ]] && ((SECONDS >= progress_at_s)) || return 0
         progress_at_s=$((SECONDS + 60))
         read_progress now
     fi

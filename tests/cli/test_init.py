@@ -82,6 +82,7 @@ SETTINGS = {
     "segment": 3,
     "signal_lead_s": 900,
     "max_restarts": 6,
+    "chain": 2,
     "extra_directives": ("--mail-type=FAIL",),
 }
 """A value for each Slurm setting of a profile."""

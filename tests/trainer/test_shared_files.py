@@ -62,7 +62,10 @@ def test_a_link_in_place_of_a_directory_is_refused_unless_it_is_the_users_own(
 
 def test_every_directory_of_a_run_is_checked(tmp_path: Path) -> None:
     """A new attribute of RunDirectory is a file, or it is among DIRECTORIES."""
-    files = {"metrics.jsonl", "heartbeat", "trained-with.json", "wandb-run-id", "DONE", "STOPPED", "FAILED"}
+    names_of_files = (
+        "metrics.jsonl heartbeat last-step.json trained-with.json wandb-run-id DONE STOPPED FAILED"
+    )
+    files = set(names_of_files.split())
     run_dir = RunDirectory(tmp_path, tmp_path / "checkpoints", tmp_path / "index-cache")
     names = {value.name for name in dir(run_dir) if isinstance(value := getattr(run_dir, name), Path)}
     assert names - {tmp_path.name} == files | {*DIRECTORIES} - {"evaluation"}
