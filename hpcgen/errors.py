@@ -46,7 +46,7 @@ class FileErrors(ConfigErrors):
 
 
 class JobStopped(KeyboardInterrupt):
-    """Ctrl-C made a local job save and stop. The command exits with status 130 and prints nothing more."""
+    """Ctrl-C or hpcgen stop made a local job save and stop. The command exits with status 130, without a message."""
 
 
 class JobFailed(Exception):

@@ -28,7 +28,7 @@ def command(run: Path, yes: bool) -> None:
 
     directory = run_directory(run)
     jobs = control.find_jobs(directory)
-    if not jobs.own and jobs.local is None:
+    if not jobs.own and not jobs.local:
         click.echo(f"nothing to cancel: {jobs.why_nothing_runs()}")
         return
     if not yes:
@@ -36,17 +36,19 @@ def command(run: Path, yes: bool) -> None:
     if jobs.own:
         control.cancel([job.job for job in jobs.own])
         click.echo(f"canceled {', '.join(f'{job.job} ({job.stage})' for job in jobs.own)}")
-    if jobs.local is not None:
-        control.end_local(jobs.local)
-        click.echo(f"ended {jobs.local.job} ({jobs.local.stage}), which runs on this machine")
+    for job in jobs.local:
+        control.end_local(job)
+        click.echo(f"ended {job.job} ({job.stage}), which runs on this machine")
     if jobs.others:
         click.echo(f"left alone: {jobs.why_nothing_runs()}", err=True)
 
 
 def _ask(jobs: RunJobs, directory: Path) -> None:
     """Asks on a terminal before a job that trains is canceled. Elsewhere, the command was meant."""
-    job = jobs.training.job if jobs.training else jobs.local.job if jobs.local else None
+    job = jobs.training or jobs.local_training
     if job is None or not sys.stdin.isatty():
         return
     click.echo(f"{program()} stop {short_path(directory)} saves a checkpoint first", err=True)
-    click.confirm(f"job {job} trains: cancel it and lose the steps since its last checkpoint?", abort=True)
+    click.confirm(
+        f"job {job.job} trains: cancel it and lose the steps since its last checkpoint?", abort=True
+    )

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from hpcgen.cli.options import program, short_path
 from hpcgen.cli.run_argument import run_directory
+from hpcgen.config.stages import has_attempts
 from hpcgen.errors import JobFailed
 from hpcgen.text import harmless
+
+if TYPE_CHECKING:
+    from hpcgen.runs.attempts import JobAttempt
+    from hpcgen.runs.slurm import QueuedJob
 
 ANSWER_S = 30.0
 """With --no-wait: time in which the job's script takes the request. A busy node needs seconds."""
@@ -39,12 +45,14 @@ def command(run: Path, no_wait: bool) -> None:
             _follow(directory, jobs.training.job, asked, no_wait=no_wait)
         else:
             click.echo(f"canceled {jobs.training.job}, which had nothing to save: its script had not begun")
-    elif jobs.local is not None:
-        control.interrupt_local(jobs.local)
-        _follow(directory, jobs.local.job, asked, no_wait=no_wait)
+    elif (local := jobs.local_training) is not None:
+        control.ask_local_to_stop(directory, local.job)
+        _follow(directory, local.job, asked, no_wait=no_wait)
     elif not jobs.waiting:
         click.echo(f"nothing to stop: {jobs.why_nothing_runs()}")
-    if others := [f"{job.job} ({job.stage})" for job in jobs.own if not job.trains]:
+    going_on: tuple[QueuedJob | JobAttempt, ...] = (*jobs.own, *jobs.local)
+    others = [f"{job.job} ({job.stage})" for job in going_on if not has_attempts(job.stage)]
+    if others:
         hint = f"{program()} cancel {short_path(directory)} ends them"
         click.echo(f"other jobs go on: {', '.join(others)}; {hint}", err=True)
 

@@ -18,7 +18,7 @@ from hpcgen.runs.attempts import JobAttempt, read_attempts, read_job
 from hpcgen.runs.files import require_run_directory, users_of
 from hpcgen.runs.slurm import QueuedJob, ask_cluster, ask_queue
 from hpcgen.runs.state import process_is_gone
-from hpcgen.slurm.run_directory import hold
+from hpcgen.slurm.run_directory import STOP_FILE, hold
 from hpcgen.text import counted
 from trainer.contract.files.run_directory import RunDirectory, publish
 from trainer.contract.files.shared_files import require_own, user
@@ -44,8 +44,8 @@ class RunJobs:
     """The user's own, those that wait first."""
     others: tuple[QueuedJob, ...]
     """Those of other users."""
-    local: JobAttempt | None
-    """The one that `hpcgen submit --launcher local` runs on this machine."""
+    local: tuple[JobAttempt, ...]
+    """Those that `hpcgen submit --launcher local` runs on this machine."""
     has_started: bool
     """False if no job of the run has ever started."""
 
@@ -58,6 +58,11 @@ class RunJobs:
     def waiting(self) -> tuple[QueuedJob, ...]:
         """The user's jobs that would train."""
         return tuple(job for job in self.own if job.waits and job.trains)
+
+    @property
+    def local_training(self) -> JobAttempt | None:
+        """The job on this machine that trains or runs the program now; None if there is none."""
+        return next((job for job in self.local if has_attempts(job.stage)), None)
 
     def why_nothing_runs(self) -> str:
         """Why there is nothing to stop or cancel."""
@@ -95,7 +100,7 @@ def find_jobs(run_dir: Path) -> RunJobs:
         directory=run_dir,
         own=tuple(job for job in jobs if job.user == me),
         others=tuple(job for job in jobs if job.user != me),
-        local=next((attempt for attempt in reversed(attempts) if _runs_here(attempt, run_dir)), None),
+        local=tuple(attempt for attempt in attempts if _runs_here(attempt, run_dir)),
         has_started=bool(attempts),
     )
 
@@ -180,14 +185,29 @@ def cancel(jobs: Iterable[str]) -> None:
     _call("scancel", *jobs)
 
 
-def interrupt_local(attempt: JobAttempt) -> None:
-    """Does to a job on this machine what Ctrl-C does in its terminal: it saves and stops."""
-    _signal(attempt, signal.SIGINT)
+def ask_local_to_stop(run_dir: Path, job: str) -> None:
+    """Asks a job on this machine to save and stop. Asking again changes nothing.
+
+    Raises:
+        HpcgenError: the job's program cannot save, or the job's directory is not the user's.
+    """
+    _require_saves(run_dir, job)
+    _write(run_dir, job, STOP_FILE)
 
 
 def end_local(attempt: JobAttempt) -> None:
-    """Ends a job on this machine. Training has 30 seconds to save."""
-    _signal(attempt, signal.SIGTERM)
+    """Ends a job on this machine. Training has 30 seconds to save.
+
+    Raises:
+        HpcgenError: the process belongs to another user.
+    """
+    pid = attempt.events[0]["pid"]
+    try:
+        os.kill(int(pid), signal.SIGTERM)
+    except ProcessLookupError:
+        return
+    except PermissionError as error:
+        raise HpcgenError(f"process {pid} of {attempt.job} belongs to another user") from error
 
 
 def _runs_here(attempt: JobAttempt, directory: Path) -> bool:
@@ -206,17 +226,6 @@ def _runs_here(attempt: JobAttempt, directory: Path) -> bool:
         return False
     started = time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
     return started <= attempt.began + 2  # a later process with the same number is another one
-
-
-def _signal(attempt: JobAttempt, number: signal.Signals) -> None:
-    try:
-        os.kill(int(attempt.events[0]["pid"]), number)
-    except ProcessLookupError:
-        return
-    except PermissionError as error:
-        raise HpcgenError(
-            f"process {attempt.events[0]['pid']} of {attempt.job} belongs to another user"
-        ) from error
 
 
 def _call(program: str, *arguments: str) -> None:
@@ -253,7 +262,12 @@ def follow_stop(run_dir: Path, job: str, asked: float) -> Iterator[Step]:
             return
         yield step
         time.sleep(POLL_S)
-        if not job.startswith(LOCAL) and time.time() > looked + SLURM_S:
+        if job.startswith(LOCAL):
+            is_gone = attempt is None or not _runs_here(attempt, run_dir)
+            if is_gone and last_attempt(run_dir, job) == attempt:
+                yield "lost"
+                return
+        elif time.time() > looked + SLURM_S:
             looked = time.time()
             queue = ask_queue([os.geteuid()])
             found = queue.find(job)

@@ -60,8 +60,8 @@ def require_no_job(jobs: RunJobs) -> None:
         raise HpcgenError(
             f"nothing to resume: {reason}", "stop it first with hpcgen stop", where=jobs.directory
         )
-    if jobs.local is not None:
-        reason = f"{jobs.local.job} runs on this machine"
+    if (local := jobs.local_training) is not None:
+        reason = f"{local.job} runs on this machine"
         raise HpcgenError(
             f"nothing to resume: {reason}", "stop it first with hpcgen stop", where=jobs.directory
         )

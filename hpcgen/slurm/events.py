@@ -19,36 +19,47 @@ EVENTS = "events.jsonl"
 
 
 @contextlib.contextmanager
-def recorded(directory: Path, job: str, stage: str) -> Iterator[None]:
+def recorded(directory: Path, job: str, stage: str, asks: str = "yes") -> Iterator[None]:
     """Records the start of a job in its directory, and its end when the block ends.
+
+    `asks` is empty if the job cannot be asked to save and stop.
 
     An event that cannot be written is left out: the job matters more.
     """
     host = socket.gethostname()
-    _record(directory, job, stage, "start", nodes=host, cluster="", host=host, pid=str(os.getpid()))
-    verdict, status, reason = "failed", 1, ""
+    _record(
+        directory, job, stage, "start", nodes=host, cluster="", host=host, pid=str(os.getpid()), asks=asks
+    )
+    verdict, status, reason, cause = "failed", 1, "", {}
     try:
         yield
         verdict, status = "done", 0
-    except JobStopped:
-        verdict, status, reason = "stopped", 143, "interrupted; it saved and stopped"
+    except JobStopped as stop:
+        verdict, status, reason = "stopped", 143, str(stop) or "interrupted; it saved and stopped"
         raise
     except JobFailed as error:
         reason = str(error).splitlines()[-1]
         raise
     except (KeyboardInterrupt, SystemExit):
         verdict, status, reason = "terminated", 130, "interrupted"
+        cause = {"cause": "canceled"}
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise
     finally:
-        _record(directory, job, stage, "end", verdict=verdict, status=str(status), reason=redact(reason))
+        end = {"verdict": verdict, "status": str(status), "reason": redact(reason), **cause}
+        _record(directory, job, stage, "end", **end)
 
 
 def record_launch(directory: Path, job: str, stage: str, log: Path, run_dir: Path) -> None:
     """Records the log of a job's first task. submitit names it after a process, not after the job."""
     _record(directory, job, stage, "launch", nodes=socket.gethostname(), log=os.path.relpath(log, run_dir))
+
+
+def record_stop(directory: Path, job: str, stage: str) -> None:
+    """Records that a job has taken the request of hpcgen stop."""
+    _record(directory, job, stage, "stop", asks="yes")
 
 
 def _record(directory: Path, job: str, stage: str, event: str, **values: str) -> None:

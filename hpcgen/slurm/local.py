@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from submitit import LocalExecutor
 
+from hpcgen.config.program import StopConfig
 from hpcgen.data.progress import progress_path
 from hpcgen.errors import HpcgenError, JobFailed, JobStopped
 from hpcgen.files import write_text
@@ -27,10 +29,16 @@ from hpcgen.planning.paths import corpus_job
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.stage import StagePlan
 from hpcgen.slurm.corpus import check_corpus, missing_tasks
-from hpcgen.slurm.events import record_launch, recorded
+from hpcgen.slurm.events import record_launch, record_stop, recorded
 from hpcgen.slurm.job import Job, Progress
 from hpcgen.slurm.processes import kill_tree, term_exits
-from hpcgen.slurm.run_directory import Followed, make_job_directory, make_run_directory, sharing
+from hpcgen.slurm.run_directory import (
+    STOP_FILE,
+    Followed,
+    make_job_directory,
+    make_run_directory,
+    sharing,
+)
 from hpcgen.slurm.shell import of_outer_launcher, without
 from hpcgen.slurm.submission import submission_file
 from hpcgen.slurm.tasks import ModuleTask, ShellTask
@@ -53,7 +61,7 @@ def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> li
         HpcgenError: see `require_this_machine`, or the corpus cannot be fetched or does not fit.
         PackageNotFoundError: see `require_this_machine`.
         JobFailed: a stage failed. The message ends with the last lines of its log.
-        JobStopped: training saved after Ctrl-C.
+        JobStopped: training saved after Ctrl-C, or the stage stopped because hpcgen stop asked.
     """
     require_this_machine(plan)
     for warning in check_corpus(plan, missing_tasks(plan)):
@@ -109,13 +117,15 @@ def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Pro
     started = time.time()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_announce_save(run_dir, stage.kind, started))
-        stack.enter_context(recorded(job_dir, named.name, stage.name))
+        asks = "yes" if stage.kind.has_stop_file or _program_stop(plan, stage) else ""
+        stack.enter_context(recorded(job_dir, named.name, stage.name, asks))
         with _children_ignore_ctrl_c(), _children_ignore_local_modules(), without(of_outer_launcher()):
             submitted: Any = executor.submit(_task(plan, stage, job_dir))
             job = Job(stage.name, submitted.job_id, folder / Path(submitted.paths.stdout).name, submitted)
             record_launch(job_dir, named.name, stage.name, job.log, run_dir)
             stack.enter_context(_ended(job))
-        _wait(job, stage, plan, job_dir / "stop", on_progress, started)
+        on_request = partial(record_stop, job_dir, named.name, stage.name)
+        _wait(job, stage, plan, job_dir / STOP_FILE, on_request, on_progress, started)
     return job
 
 
@@ -140,9 +150,19 @@ def _task(plan: Plan, stage: StagePlan, job_dir: Path) -> ModuleTask | ShellTask
             "SLURM_JOB_ID": job_dir.name,
             "TMPDIR": tempfile.gettempdir(),
         }
-        return ShellTask(str(job_dir / stage.kind.config_file), environment)
-    stop = ("--stop-file", str(job_dir / "stop")) if stage.kind.has_stop_file else ()
-    return ModuleTask((*stage.arguments, *config, *stop), environment)
+        stop = _program_stop(plan, stage) or StopConfig()
+        if stop.file is not None:
+            Path(stop.file).unlink(missing_ok=True)  # of an earlier attempt
+        file, request = str(job_dir / stage.kind.config_file), str(job_dir / STOP_FILE)
+        return ShellTask(file, environment, request, stop.signal, stop.file)
+    stop_file = ("--stop-file", str(job_dir / STOP_FILE)) if stage.kind.has_stop_file else ()
+    return ModuleTask((*stage.arguments, *config, *stop_file), environment)
+
+
+def _program_stop(plan: Plan, stage: StagePlan) -> StopConfig | None:
+    """How the user's program is asked to save and stop; None for other stages, and if it cannot be asked."""
+    program = plan.config.program if stage.kind.runs_user_program else None
+    return program.stop if program is not None else None
 
 
 def _wait(
@@ -150,14 +170,20 @@ def _wait(
     stage: StagePlan,
     plan: Plan,
     stop_file: Path,
+    on_request: Callable[[], None],
     on_progress: Callable[[Progress], None] | None,
     started: float,
 ) -> None:
     metrics = Followed(Path(plan.config.paths.run_dir) / RunDirectory.METRICS, since=started)
     total = plan.trainer.training.train_iters if plan.trainer and stage.kind.trains else 0
-    asked_to_stop = False
+    asked_to_stop = is_requested = False
     while True:
         try:
+            if not is_requested and stop_file.exists():
+                is_requested = True
+                on_request()
+                if not asked_to_stop:
+                    print("requested a checkpoint, because hpcgen stop asked", file=sys.stderr)
             done = job.submitit_job.done()
             if on_progress is not None and stage.allocation.array:
                 on_progress(_files_done(plan, stage.name, started))
@@ -176,8 +202,17 @@ def _wait(
             stop_file.touch()
             print("requested a checkpoint; interrupt again to end at once", file=sys.stderr)
     _raise_failure(job, stage)
-    if asked_to_stop and _stopped_at(Path(plan.config.paths.run_dir), stage.kind, started) is not None:
-        raise JobStopped
+    if not stop_file.exists() or _is_done(plan, stage, started):
+        return
+    raise JobStopped("" if asked_to_stop else "stopped, because hpcgen stop asked; hpcgen resume continues")
+
+
+def _is_done(plan: Plan, stage: StagePlan, started: float) -> bool:
+    """Whether the stage was done before it took a request to stop."""
+    if stage.kind.has_stop_file:
+        return _stopped_at(Path(plan.config.paths.run_dir), stage.kind, started) is None
+    done = plan.config.program.done if plan.config.program else None
+    return done is not None and Path(done.file).exists()
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ from hpcgen.run_plan.plan import Plan
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.shared_files import refuse_foreign_link, require_own
 
+STOP_FILE = "stop"
+"""Name of the file in the directory of a job on this machine. With it, the job saves and stops."""
 MEAN_OF = 10
 """Number of recent steps whose mean loss is shown. The loss of a single step varies with its batch."""
 

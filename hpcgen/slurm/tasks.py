@@ -6,6 +6,7 @@ command as the rendered script.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import signal
@@ -13,6 +14,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from hpcgen.slurm.processes import process_tree
+
+POLL_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,12 @@ class ShellTask:
 
     file: str
     environment: dict[str, str]
+    request: str
+    """A file that exists once the program is to save and stop."""
+    stop_signal: str | None = None
+    """Signal for every process of the program, such as USR1. It or `stop_path` asks the program."""
+    stop_path: str | None = None
+    """File that asks the program."""
 
     def __call__(self) -> None:
         """Runs the file. SIGTERM to the task reaches the child.
@@ -71,8 +82,24 @@ class ShellTask:
         _reset_signal_handlers()
         child = subprocess.Popen(("sh", self.file), env=environment)
         signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-        if status := child.wait():
+        if status := self._wait(child):
             raise RuntimeError(f"the program ended with status {status}")
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> int:
+        is_asked = False
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.wait(POLL_S)
+            if not is_asked and Path(self.request).exists():
+                is_asked = True
+                self._ask(child.pid)
+
+    def _ask(self, child: int) -> None:
+        if self.stop_path is not None:
+            Path(self.stop_path).touch()
+        for pid in process_tree(child) if self.stop_signal is not None else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.Signals[f"SIG{self.stop_signal}"])
 
 
 def _status_of(module: str) -> int:

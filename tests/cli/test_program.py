@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from hpcgen.runs.attempts import read_attempts
+from tests.patience import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("forks")]
 
@@ -84,3 +88,44 @@ def test_init_refuses_a_program_with_a_model(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "--program excludes --preset" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+STOPS = """\
+import os, signal, sys, time
+asked = []
+signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
+open("ready", "w").close()
+while not asked and not os.path.exists("please"):
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("how", ["signal=USR1", "file=please"])
+def test_a_program_on_this_machine_is_asked_to_stop(project: Path, how: str) -> None:
+    """From another terminal, twice. A shell starts what runs in its background without SIGINT."""
+    (project / "train.py").write_text(STOPS)
+    (project / "please").touch()  # of an earlier attempt
+    submit = ("submit", "run", "-c", "mine.yaml", "--launcher=local", "--set", f"program.stop.{how}")
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(project)}
+    command = [sys.executable, "-m", "hpcgen", *submit]
+    if how.startswith("signal"):
+        (project / "please").unlink()
+    with subprocess.Popen(
+        command,
+        cwd=project,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    ) as launcher:
+        try:
+            wait_until(lambda: launcher.poll() is not None or (project / "ready").exists())
+            assert hpcgen(project, "stop", "runs/mine", "--no-wait").returncode == 0
+            stopped = hpcgen(project, "stop", "runs/mine")
+            said = launcher.communicate(timeout=PATIENCE_S)[1]
+        finally:
+            launcher.terminate()
+    assert (launcher.returncode, stopped.returncode) == (130, 0), (said, stopped)
+    [attempt] = read_attempts(project / "runs/mine")
+    assert attempt.verdict == "stopped", attempt
+    assert "because hpcgen stop asked" in attempt.reason

@@ -10,6 +10,7 @@ import pytest
 
 from hpcgen.errors import HpcgenError
 from hpcgen.runs import control
+from hpcgen.slurm.events import recorded
 from tests.cli.command import hpcgen
 from tests.operate.test_status import NOW, end, write_events
 from tests.runs import minimal_run, write_yaml
@@ -62,6 +63,20 @@ def test_a_program_that_cannot_save_is_not_disturbed(tmp_path: Path) -> None:
     with pytest.raises(HpcgenError, match="job 7 goes on: its program cannot be asked to save"):
         control.ask_to_stop(tmp_path, "7")
     assert [path.name for path in (tmp_path / "jobs/7").iterdir()] == ["events.jsonl"]
+
+
+def test_only_a_job_on_this_machine_that_can_save_is_stopped(tmp_path: Path) -> None:
+    job = tmp_path / "jobs/local-1"
+    job.mkdir(parents=True)
+    with recorded(job, "local-1", "prepare"):
+        left = hpcgen("stop", tmp_path)
+        assert left.status == 0
+        assert "other jobs go on: local-1 (prepare)" in left.stderr
+    with recorded(job, "local-1", "run", asks=""):
+        refused = hpcgen("stop", tmp_path)
+        assert refused.status == 2
+        assert "job local-1 goes on: its program cannot be asked to save" in refused.stderr
+    assert [path.name for path in job.iterdir()] == ["events.jsonl"]
 
 
 def test_a_job_of_another_cluster_with_the_same_number_is_not_followed(tmp_path: Path) -> None:

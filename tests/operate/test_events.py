@@ -49,6 +49,7 @@ def test_each_end_is_recorded(
     attempt = attempt_after(tmp_path, error)
     assert (attempt.job, attempt.stage, attempt.restart) == ("local-1", "export", 0)
     assert (attempt.verdict, attempt.status, attempt.reason) == (verdict, status, reason)
+    assert attempt.cause == ("canceled" if verdict == "terminated" else "")
     assert attempt.events[0]["pid"] == str(os.getpid())
 
 
