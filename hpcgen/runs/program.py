@@ -6,7 +6,8 @@ import contextlib
 import glob
 import os
 import re
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcgen.runs.attempts import JobAttempt
@@ -15,15 +16,10 @@ from trainer.contract.record import record
 
 _LOG_BYTES = 256 << 10
 """End of a log that is searched. The script searches 64 MiB, but not every two seconds."""
-_CLASSES = {
-    "digit": "0-9",
-    "alpha": "A-Za-z",
-    "alnum": "A-Za-z0-9",
-    "space": r"\s",
-    "upper": "A-Z",
-    "lower": "a-z",
-}
-"""POSIX's classes of characters, which Python does not know."""
+_SEARCH_S = 5.0
+"""Timeout of a search. Others may have written an expression that takes for ever."""
+_GROUP = 'IFS= read -r line; [[ $line =~ $1 ]]; echo "${BASH_REMATCH[1]}"'
+"""Prints the first group of a match, as the script finds it."""
 
 
 @record(kw_only=True)
@@ -47,7 +43,7 @@ def program_progress(run_dir: Path, attempt: JobAttempt) -> ProgramProgress | No
     kind, pattern = events[0].get("kind"), events[0].get("pattern", "")
     found: list[int] = []
     if attempt.ended is None:
-        with contextlib.suppress(OSError, re.error):
+        with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
             if kind == "file":
                 found = _in_file(Path(pattern))
             elif kind == "checkpoints":
@@ -74,15 +70,21 @@ def _in_names(pattern: str) -> Iterator[int]:
 
 def _in_log(path: Path, pattern: str) -> list[int]:
     """The first group of the last line that matches."""
-    classes = re.compile(r"\[:(\w+):\]")
-    expression = re.compile(classes.sub(lambda match: _CLASSES.get(match[1], ""), pattern))
     with open_regular(path, buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
-        lines = os.pread(file.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES)).splitlines()
-    for line in reversed(lines):
-        if (match := expression.search(line.decode(errors="replace"))) is not None:
-            return _number(match[1] if match.groups() else "")
-    return []
+        end = os.pread(file.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES))
+    lines = _output(["grep", "-aE", "-e", pattern], end).splitlines()
+    return (
+        _number(_output(["bash", "-c", _GROUP, "bash", pattern], lines[-1]).decode().strip()) if lines else []
+    )
+
+
+def _output(command: Sequence[str], text: bytes) -> bytes:
+    """What a program prints about a text."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    return subprocess.run(
+        command, input=text, capture_output=True, timeout=_SEARCH_S, env=environment, check=False
+    ).stdout
 
 
 def _number(text: str | None) -> list[int]:

@@ -37,6 +37,7 @@ def test_in_names_of_checkpoints(tmp_path: Path) -> None:
     assert progress(run, "checkpoints", f"{glob.escape(str(run))}/checkpoints/step_*") == (3, 400)
 
 
+@pytest.mark.process
 def test_in_the_log(tmp_path: Path) -> None:
     (tmp_path / "run-7.log").write_text("at step 8 of 90\nat step 11 of 90\nlr 5\n")
     assert progress(tmp_path, "log", "at step ([[:digit:]]+) of") == (3, 11)
@@ -48,9 +49,15 @@ def test_of_an_attempt_that_ended(tmp_path: Path) -> None:
     assert progress(tmp_path, "file", f"{tmp_path}/step", after, end("failed")) == (3, 12)
 
 
+@pytest.mark.process
 def test_without_a_definition_and_with_a_strange_one(tmp_path: Path) -> None:
     write_events(tmp_path, "6", [], stage="run")
     assert program_progress(tmp_path, read_attempts(tmp_path)[-1]) is None
     os.mkfifo(tmp_path / "fifo")
     assert progress(tmp_path, "file", f"{tmp_path}/fifo") == (3, 3)
     assert progress(tmp_path, "log", "(") == (3, 3)
+    (tmp_path / "run-7.log").write_text("a" * 60)
+    assert progress(tmp_path, "log", "(a+)+b([0-9]+)") == (3, 3)
+    (tmp_path / "run-7.log").write_text(f"\xff step 9\nstep {'7' * 16}\nstep \0", encoding="latin-1")
+    assert progress(tmp_path, "log", "step ([0-9]+)") == (3, 3)
+    assert progress(tmp_path, "log", "step ([0-9]{1,2})$") == (3, 9)
