@@ -83,6 +83,43 @@ def test_the_exporter_of_a_node_can_read_the_file_until_the_end(tmp_path: Path) 
     assert not list(directory.iterdir())
 
 
+def test_runs_of_one_name_have_files_of_their_own(tmp_path: Path) -> None:
+    directory = tmp_path / "textfile"
+    directory.mkdir()
+    boards = [opened(tmp_path / name, prometheus_directory=str(directory)) for name in ("a", "b")]
+    for board in boards:
+        board.scalars(1, VALUES)
+    wait_until(lambda: len(list(directory.glob("*.prom"))) == 2)
+    for board in boards:
+        board.close()
+    assert not list(directory.iterdir())
+
+
+def test_a_link_that_takes_the_place_of_the_file_makes_nothing_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, private = tmp_path / "textfile", tmp_path / "private"
+    directory.mkdir()
+    private.touch(0o600)
+    replace = Path.replace
+    swaps = []
+
+    def swapped(source: Path, target: Path) -> Path:
+        """Another user is fast."""
+        replace(source, target)
+        target.unlink()
+        target.symlink_to(private)
+        swaps.append(target)
+        return target
+
+    monkeypatch.setattr(Path, "replace", swapped)
+    board = opened(tmp_path, prometheus_directory=str(directory))
+    board.scalars(1, VALUES)
+    wait_until(lambda: swaps != [])
+    board.close()
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+
+
 def test_a_port_serves_the_figures_to_this_machine_only(tmp_path: Path) -> None:
     board = opened(tmp_path)
     board.serve("127.0.0.1", 0)

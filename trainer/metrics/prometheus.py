@@ -7,7 +7,9 @@ the figure, the name is its own (its docs/user-guide/observability/metrics.md).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.server
+import os
 import re
 import threading
 import time
@@ -157,9 +159,10 @@ class Prometheus:
             is_last = self._closed
             self._text = text(self._values, self._labels)
             try:
-                publish(self._path, self._text)
-                if not self._keep:
-                    self._path.chmod(0o644)  # the node's exporter is another user
+                if self._keep:
+                    publish(self._path, self._text)
+                else:  # the node's exporter is another user
+                    publish(self._path, self._text, 0o644, ignores_umask=True)
             except OSError as error:
                 if not has_warned:
                     self._log.line(f"{self._path}: {error.strerror}. Figures for Prometheus are missing")
@@ -190,11 +193,17 @@ def open_prometheus(config: TrainerConfig, run: RunDirectory, log: Log) -> Prome
     logging = config.logging
     labels = f'run="{_escaped(config.name)}",slurm_job="{_escaped(slurm_job.job_id())}"'
     directory = logging.prometheus_directory
-    path = run.root / RunDirectory.PROMETHEUS if directory is None else Path(directory, f"{config.name}.prom")
+    path = run.root / RunDirectory.PROMETHEUS if directory is None else Path(directory, _shared_name(config))
     board = Prometheus(path, labels, config.training.train_iters, log, keep=directory is None)
     if logging.prometheus_port is not None:
         board.serve(logging.prometheus_address, logging.prometheus_port)
     return board
+
+
+def _shared_name(config: TrainerConfig) -> str:
+    """Name of the file in a directory of all runs on a node. Runs may share their name, but not their directory."""
+    digest = hashlib.sha256(os.fsencode(config.run_dir)).hexdigest()
+    return f"{config.name}-{digest[:8]}.prom"
 
 
 def _number(value: float) -> str:

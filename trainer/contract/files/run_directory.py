@@ -136,10 +136,10 @@ def next_number(path: Path) -> Path:
     return path.with_name(f"{path.name}.{last + 1}")
 
 
-def publish(path: Path, content: str | bytes, mode: int = 0o666) -> None:
+def publish(path: Path, content: str | bytes, mode: int = 0o666, *, ignores_umask: bool = False) -> None:
     """Write a file atomically: readers see the old or the new content, even after a power failure.
 
-    The umask reduces `mode`.
+    The umask reduces `mode`, unless the file must be readable for others.
 
     Raises:
         OSError: the file cannot be written. The old content is still there.
@@ -147,6 +147,8 @@ def publish(path: Path, content: str | bytes, mode: int = 0o666) -> None:
     private, file = _create_private(path, mode)
     try:
         with file:
+            if ignores_umask:  # by its descriptor: the published name may lead to another file by then
+                os.fchmod(file.fileno(), mode)
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
