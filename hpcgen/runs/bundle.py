@@ -168,7 +168,8 @@ class _Collector:
                 continue
             for number, part in enumerate(parts):
                 name = f"logs/{file.path.stem}-restart-{attempt.restart}-{number}.log"
-                self._add(name, file.name, part.data, f"{len(part.data)} bytes from byte {part.start}")
+                cut = f"{len(part.data)} bytes from byte {part.start}"
+                self._add(name, file.name, _from_line(part.data) if part.is_torn else part.data, cut)
                 left -= len(part.data)
 
     def _add_directory(self, name: str) -> None:
@@ -200,19 +201,19 @@ class _Collector:
         try:
             with open_regular(path) as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - FILE_BYTES))
-                data = file.read(FILE_BYTES)
+                start = max(0, size - FILE_BYTES - 1)
+                file.seek(start)
+                data = file.read(FILE_BYTES + 1)
         except OSError as error:
             self._left_out[name] = error.strerror or type(error).__name__
             return
         if b"\0" in data:
             self._left_out[name] = "not a text file"
             return
-        self._add(name, str(path), data, f"the last {len(data)} of {size} bytes" if size > len(data) else "")
+        data = _from_line(data) if start else data
+        self._add(name, str(path), data, f"the last {len(data)} of {size} bytes" if start else "")
 
     def _add(self, name: str, source: str, data: bytes, cut: str = "") -> None:
-        if cut:  # a secret may be cut, too, and then nothing shows what it is
-            data = data.partition(b"\n")[2] or data[:0]
         text = redact(data.decode(errors="replace"), self._secrets).encode()
         if len(text) > self._left:
             self._left_out[name] = f"the bundle would have more than {TOTAL_BYTES >> 20} MiB"
@@ -236,3 +237,8 @@ class _Collector:
                 "data, checkpoints and other directories are never packed" if path.is_dir() else "not needed"
             )
             self._left_out[path.name] = kind
+
+
+def _from_line(data: bytes) -> bytes:
+    """The text from its first complete line on. A secret may be torn, and then nothing shows what it is."""
+    return data.partition(b"\n")[2]

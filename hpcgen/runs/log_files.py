@@ -101,6 +101,8 @@ class Part:
     first_line: int
     """Number of its first line. The lines of a very long log are not counted: 0."""
     data: bytes
+    is_torn: bool
+    """Whether it begins within a line."""
 
     def lines(self) -> Iterator[str]:
         """The lines, decoded."""
@@ -132,6 +134,7 @@ def failure_parts(
                 start=first,
                 first_line=_line_number(opened, first),
                 data=_read(opened, first, last),
+                is_torn=first > 0 and _read(opened, first - 1, first) != b"\n",
             )
             for first, last in spans
         ]

@@ -115,6 +115,20 @@ def test_a_bundle_has_what_shows_the_failure_and_no_secret(leaky_run: Path) -> N
     assert failure["kind"]
 
 
+def test_a_bundle_has_the_only_line_of_a_log_and_no_torn_one(leaky_run: Path) -> None:
+    (leaky_run / "train-7.log").write_text("slurmstepd: error: no room for the job\n")
+    line = "a line\n"
+    (leaky_run / "heartbeat").write_text(f"{TOKEN}\n" + line * ((1 << 20) // len(line) - 1))
+    assert hpcgen("bundle", leaky_run).status == 0
+    with tarfile.open("gpt-bundle.tar.gz") as archive:
+        log, beats = (
+            archive.extractfile(f"gpt-bundle/{name}").read().decode()  # type: ignore[union-attr]
+            for name in ("logs/train-7-restart-0-0.log", "heartbeat")
+        )
+    assert log == "slurmstepd: error: no room for the job\n"
+    assert set(beats.splitlines()) == {"a line"}
+
+
 def test_a_bundle_of_a_damaged_run_says_what_it_leaves_out(leaky_run: Path) -> None:
     (leaky_run / "FAILED").unlink()
     (leaky_run / "FAILED").mkdir()
