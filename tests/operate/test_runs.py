@@ -67,6 +67,8 @@ def test_jobs_are_found_by_their_directories(runs: Path) -> None:
         ("gpu-1 gpu-2", {"gpu-1", "gpu-2"}),
         ("", set()),
         ("x[1-99999999],x[a-b],y[", set()),
+        ("x[1-90000][1-90000],x[1-90000,1-90000]", set()),
+        ("x" + "[1]" * 2000, {"x" + "1" * 2000}),
     ],
 )
 def test_names_of_nodes(nodes: str, names: set[str]) -> None:
