@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from hpcgen.cli.status_rows import lines, rows
-from hpcgen.runs.look import MOST_WITH_LOGS, Onlooker
+from hpcgen.runs.look import MOST_WITH_LOGS, RunWatcher
 from hpcgen.runs.status import RunStatus
 from hpcgen.text import counted
 
@@ -27,14 +27,14 @@ def watch_runs(directories: Sequence[Path], interval_s: float) -> None:
         HpcgenError: a directory does not exist or may not be read.
     """
     console = Console(highlight=False)
-    onlooker = Onlooker(directories, slurm_s=SLURM_S, reads_logs=len(directories) <= MOST_WITH_LOGS)
+    watcher = RunWatcher(directories, slurm_s=SLURM_S, reads_logs=len(directories) <= MOST_WITH_LOGS)
     with (
         contextlib.suppress(KeyboardInterrupt),
         Live(console=console, auto_refresh=False, vertical_overflow="crop") as live,
     ):
         while True:
             now = time.time()
-            live.update(screen(onlooker.look(now), now, console.width, console.height), refresh=True)
+            live.update(screen(watcher.look(now), now, console.width, console.height), refresh=True)
             time.sleep(interval_s)
 
 

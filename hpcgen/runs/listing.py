@@ -8,7 +8,7 @@ from pathlib import Path
 from hpcgen.errors import HpcgenError
 from hpcgen.runs.files import require_run_directory
 from hpcgen.runs.find import FoundRuns, find_runs, has_job, node_names
-from hpcgen.runs.look import Onlooker
+from hpcgen.runs.look import RunWatcher
 from hpcgen.runs.slurm import Queue, ask_job, ask_node
 from hpcgen.runs.status import RunStatus
 from hpcgen.text import counted
@@ -79,7 +79,7 @@ def _look(directories: Iterable[Path], now: float) -> tuple[list[RunStatus], lis
             readable.append(directory)
         except HpcgenError as error:
             problems.append(str(error))
-    return Onlooker(readable, reads_logs=False, counts_outputs=False).look(now), problems
+    return RunWatcher(readable, reads_logs=False, counts_outputs=False).look(now), problems
 
 
 def _is_on(run: RunStatus, node: str) -> bool:

@@ -16,8 +16,8 @@ from trainer.contract.record import replaced
 MOST_WITH_LOGS = 10
 
 
-class Onlooker:
-    """Looks at the same runs several times. Files are read from where the last look ended."""
+class RunWatcher:
+    """Watches runs: looks at the same ones several times. Files are read from where the last look ended."""
 
     def __init__(
         self,
@@ -82,4 +82,4 @@ def look(directories: Sequence[Path], now: float) -> list[RunStatus]:
     Raises:
         HpcgenError: a directory does not exist or may not be read.
     """
-    return Onlooker(directories, reads_logs=len(directories) <= MOST_WITH_LOGS).look(now)
+    return RunWatcher(directories, reads_logs=len(directories) <= MOST_WITH_LOGS).look(now)
