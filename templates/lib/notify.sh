@@ -132,7 +132,8 @@ hand_over() {
 }
 # JSON: runs the command once. What it prints is in notify.log, at most 10 MiB. Processes that it leaves are killed.
 run_notify_command() {
-    local pid status log=$held/notify.log
+    local pid status log=$held/notify.log limit=$notify_timeout_s
+    ((!deadline)) || limit=$((deadline > SECONDS ? deadline - SECONDS : 1)) # finish_notifier does not know its process group
     [[ ! -e $log || $(stat -c %s -- "$log") -lt 1000000 ]] || rm -f -- "$log"
     set -m
     (
@@ -142,7 +143,7 @@ run_notify_command() {
     ) &
     pid=$!
     set +m
-    wait_at_most "$pid" "$notify_timeout_s" 5
+    wait_at_most "$pid" "$limit" 5
     wait "$pid" 2>/dev/null
     status=$?
     kill -KILL -- "-$pid" 2>/dev/null
