@@ -15,62 +15,49 @@ SECRET = re.compile(
 """Names of variables with secrets. Does not match TOKENIZERS_PARALLELISM."""
 
 _TOKEN = (
-    r"\b(hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|glpat-[A-Za-z0-9_-]{20,}|sk-[A-Za-z0-9_-]{30,}"
-    r"|AKIA[A-Z0-9]{16}|xox[abp]-[A-Za-z0-9_-]{10,}|nvapi-[A-Za-z0-9_-]{20,})\b"
+    r"\b(hf_[A-Za-z0-9]{30,}|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{20,}"
+    r"|sk-[A-Za-z0-9_-]{30,}|A[KS]IA[A-Z0-9]{16}|xox[abp]-[A-Za-z0-9_-]{10,}|nvapi-[A-Za-z0-9_-]{20,}"
+    r"|wandb_v1_[A-Za-z0-9_]{20,}|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+)\b"
 )
 _PASSWORD_IN_URL = r"://[^ \t\n/:@$]+:[^ \t\n/@$]+@"
 
 SECRET_VALUE = re.compile(f"{_TOKEN}|{_PASSWORD_IN_URL}")
-"""Token prefixes of Hugging Face, GitHub, GitLab, OpenAI, AWS, Slack and NVIDIA, and passwords in URLs."""
+"""Tokens of Hugging Face, GitHub, GitLab, OpenAI, AWS, Slack, NVIDIA and Weights & Biases, JSON web tokens, and
+passwords in URLs."""
 
 _UPPER_NAME = (
     r"(TOKEN|SECRET|PASSWORD|PASSWD|APIKEY|API_KEY|CREDENTIALS?|PRIVATE_KEY|ACCESS_KEY)"
     r"(_[A-Z0-9_]*)?"
 )
+_LOWER_NAME = (
+    r"([Pp]assword|[Pp]asswd|[Ss]ecret|[Aa]pi[_-]?[Kk]ey|[Pp]rivate[_-][Kk]ey|[Aa]ccess[_-][Kk]ey"
+    r"|([Hh]f|[Hh]ub|[Aa]ccess|[Aa]uth|[Aa]pi)[_-][Tt]oken)"
+)
+_NAMED = rf"""({_UPPER_NAME}|{_LOWER_NAME})\\?["']? *[=:] *"""
+_UNQUOTED = r"""[^] \t\n"'$\\[][^ \t\n"']*"""
 IN_SCRIPTS: tuple[tuple[str, str], ...] = (
     (_PASSWORD_IN_URL, f"://{REDACTED}@"),
     (_TOKEN, REDACTED),
-    (rf"""({_UPPER_NAME}["']? *[=:] *["']?)[^] "'$[][^ "']*""", rf"\1{REDACTED}"),
-)
-"""Patterns and replacements that batch scripts use too (templates/lib/events.sh): sed -E reads them in the same way."""
-
-_LOWER_NAME = (
-    r"(?:password|passwd|secret|api[_-]?key|private[_-]key|access[_-]key|(?:hf|hub|access|auth|api)[_-]token)"
-)
-_NAMED = rf"""(?:{_UPPER_NAME}|{_LOWER_NAME})\\?["']? *[=:] *"""
-_QUOTED = r"""(?P<quote>\\?["']))(?:(?!(?P=quote))[^\n])+"""
-_UNQUOTED = r"""(?!\[redacted)[^\s"'$\\[][^\s"']*"""
-
-_PATTERNS = (
-    (rf"({_NAMED}{_QUOTED}", rf"\1{REDACTED}"),
-    (rf"({_NAMED}){_UNQUOTED}", rf"\1{REDACTED}"),
+    (rf"""({_NAMED}\\?["']?){_UNQUOTED}""", rf"\1{REDACTED}"),
+    # The address of a webhook is the secret. URLs of Azure (sig), S3 and Google Cloud Storage have a signature.
     (
-        rf"(-(?:password|secret|api-?key|access-key|auth-token) +){_UNQUOTED}",
-        rf"\1{REDACTED}",
-    ),
-    # A vocabulary has tokens too, so only what looks like a secret.
-    (r"""(\btoken\\?["']? *[=:] *\\?["'])[A-Za-z0-9_./+=-]{8,}""", rf"\1{REDACTED}"),
-    *IN_SCRIPTS,
-    # GitHub's fine-grained tokens, Weights & Biases' new keys, AWS' temporary keys, JSON web tokens
-    (
-        r"\b(?:github_pat_[A-Za-z0-9_]{20,}|wandb_v1_[A-Za-z0-9_]{20,}|ASIA[A-Z0-9]{16}"
-        r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+)",
-        REDACTED,
-    ),
-    # The address of a webhook is the secret.
-    (
-        r"(https://(?:hooks\.slack\.com|discord(?:app)?\.com/api/webhooks|[\w.-]+\.webhook\.office\.com)/)"
-        r"""[^\s"'<>]+""",
-        rf"\1{REDACTED}",
-    ),
-    # signatures in URLs of Azure (sig), S3 and Google Cloud Storage
-    (
-        r"([?&](?:sig|[A-Za-z-]*[Ss]ignature|X-Amz-Credential|X-Amz-Security-Token|token|key|api_key|access_token)=)"
-        r"""[^\s"'<>&]+""",
+        r"(https://(hooks\.slack\.com|discord(app)?\.com/api/webhooks|[A-Za-z0-9.-]+\.webhook\.office\.com)/"
+        r"|[?&](sig|[A-Za-z-]*[Ss]ignature|X-Amz-Credential|X-Amz-Security-Token|token|key|api_key|access_token)=)"
+        r"""[^ \t\n"'<>&]+""",
         rf"\1{REDACTED}",
     ),
     (r"\b(Bearer +|Authorization: *Basic +)[A-Za-z0-9+/=._~-]{16,}", rf"\1{REDACTED}"),
-    (r"((?i:wandb)[^\n]{0,60}?)\b[0-9a-f]{40}\b", rf"\1{REDACTED}"),
+    (r"(([Ww]andb|WANDB).{0,60})\b[0-9a-f]{40}\b", rf"\1{REDACTED}"),
+)
+"""Patterns and replacements that batch scripts use too (templates/lib/events.sh): sed -E reads them in the same way."""
+
+_QUOTED = r"""(?P<quote>\\?["']))(?:(?!(?P=quote))[^\n])+"""
+_PATTERNS = (
+    (rf"({_NAMED}{_QUOTED}", rf"\1{REDACTED}"),
+    (rf"(-(?:password|secret|api-?key|access-key|auth-token) +){_UNQUOTED}", rf"\1{REDACTED}"),
+    # A vocabulary has tokens too, so only what looks like a secret.
+    (r"""(\btoken\\?["']? *[=:] *\\?["'])[A-Za-z0-9_./+=-]{8,}""", rf"\1{REDACTED}"),
+    *IN_SCRIPTS,
     (
         r"(?s)(-----BEGIN [A-Z ]*PRIVATE KEY-----)(?! \[redacted\]).*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
         rf"\1 {REDACTED}",

@@ -25,20 +25,22 @@ SECRETS = {
     "a quoted variable": f'export SITE_TOKEN="{PLANTED}"',
     "a variable with a suffix": f"SITE_SECRET_A: {PLANTED}",
     "JSON": f'{{"HF_TOKEN": "{PLANTED}", "a": 1}}',
-}
-"""Secrets that scripts recognize too."""
-OTHER_SECRETS = {
-    "JSON in JSON": json.dumps(f'{{"HF_TOKEN": "{PLANTED}"}}'),
     "a dict": f"{{'api_key': '{PLANTED}', 'b': 2}}",
-    "a password of two words": f'password="a {PLANTED}"',
-    "an argument": f"login(token='{PLANTED}')",
-    "an option": f"curl --api-key {PLANTED} x",
     "a header": f"Authorization: Bearer {PLANTED}",
     "a fine-grained token": f"github_pat_{PLANTED}",
     "a web token": f"eyJ{PLANTED}.eyJ{PLANTED}.{PLANTED}",
     "a webhook": f"POST https://hooks.slack.com/services/T0/B0/{PLANTED}",
     "a signed URL": f"https://a.blob.core.windows.net/c/x.bin?sv=1&sig={PLANTED}%3D&se=2",
     "a URL signed by S3": f"https://b.s3.amazonaws.com/x?X-Amz-Signature={PLANTED}",
+    "a password": f"mysql: password={PLANTED}",
+    "a header of an API": f"X-Api-Key: {PLANTED}",
+}
+"""Secrets that scripts recognize too."""
+OTHER_SECRETS = {
+    "JSON in JSON": json.dumps(f'{{"HF_TOKEN": "{PLANTED}"}}'),
+    "a password of two words": f'password="a {PLANTED}"',
+    "an argument": f"login(token='{PLANTED}')",
+    "an option": f"curl --api-key {PLANTED} x",
     "a private key": f"-----BEGIN RSA PRIVATE KEY-----\n{PLANTED}\n-----END RSA PRIVATE KEY-----",
     "a private key without its end": f"-----BEGIN PRIVATE KEY-----\n{PLANTED}",
 }
@@ -122,7 +124,8 @@ def test_scripts_have_the_same_patterns() -> None:
         f'secrets=(SITE_TOKEN); . {library}; printf "%s\\n" "${{redactions[@]}}"; '
         'while IFS= read -r line; do redact line "$line"; printf "%s\\n" "$line"; done'
     )
-    lines = "\n".join((*SECRETS.values(), "my own form", *HARMLESS, ""))
+    wandb = f"wandb: Appending key for api.wandb.ai to your netrc file: {HEX}"
+    lines = "\n".join((*SECRETS.values(), wandb, "my own form", *HARMLESS, ""))
     done = subprocess.run(
         ["bash", "-c", code],
         input=lines,
@@ -134,4 +137,5 @@ def test_scripts_have_the_same_patterns() -> None:
     printed = done.stdout.splitlines()
     assert printed[: len(IN_SCRIPTS)] == [f"s#{pattern}#{text}#g" for pattern, text in IN_SCRIPTS]
     assert PLANTED not in "".join(printed)
+    assert wandb.replace(HEX, "[redacted]") in printed
     assert printed[-len(HARMLESS) - 1 :] == ["my [redacted]", *HARMLESS]

@@ -21,7 +21,8 @@ is_running() {
     done
     die "squeue cannot tell whether job $1 is still running in $run_dir (above). Once it answers, submit this script again"
 }
-# [retry]: sets cause to why Slurm ends this job, or to nothing. Slurm counts a requeue before it sends SIGTERM.
+# [retry]: sets cause to why Slurm ends this job, or to nothing if it does not. Slurm counts a requeue before it sends SIGTERM.
+why_terminated=(find_cause retry)
 find_cause() {
     local text; text=" $("$@" scontrol show job -o "$SLURM_JOB_ID") "
     cause=''
@@ -29,8 +30,9 @@ find_cause() {
         *' Reason=TimeLimit '*) cause='out of time' ;;
         *' PreemptTime='[0-9]*) cause=preempted ;;
         *' Reason=NodeDown '*) cause='a node failed' ;;
-        *" Restarts=$restart "*) ((!terminated)) || cause=canceled ;;
+        *" Restarts=${slurm_restarts:-$restart} "*) ((!terminated)) || cause=canceled ;;
         *' Restarts='*) cause='preempted, requeued, or a node failed' ;;
+        *) ((!terminated)) || cause='canceled, preempted, or a node failed' ;;
     esac
 }
 # A canceled job and one that is out of time both get SIGTERM; only the second one is requeued.
@@ -40,7 +42,7 @@ is_preempted() { ((!terminated)) && find_cause 2>/dev/null && [[ $cause == preem
 # WHERE: ends the job if Slurm ended it before its time limit. At the time limit, sets timed_out.
 end_if_canceled() {
     ((terminated)) || return 0
-    is_out_of_time || { say "ended by Slurm (${cause:-canceled, preempted, or a node failed})$1; requeueing is Slurm's decision"; exit 143; }
+    is_out_of_time || { say "ended by Slurm ($cause)$1; requeueing is Slurm's decision"; exit 143; }
     timed_out=1
 }
 # WHY: ends the job if hpcgen stop asked for it. Its state CANCELLED keeps jobs from starting that wait for its success.

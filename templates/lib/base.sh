@@ -2,11 +2,19 @@
 last_said=''
 say() { last_said=$*; printf '%(%Y-%m-%dT%H:%M:%S%z)T hpcgen: %s\n' -1 "$*"; }
 die() { say "ERROR: $*" >&2; exit 1; }
+read_time() { local now=${EPOCHREALTIME-}; [[ $now ]] || printf -v now '%(%s)T' -1; printf -v "$1" %s "${now/,/.}"; } # bash 4.4 has no fractions of a second
 # Slurm ends the job with TERM, and warns the batch shell of a training job with USR2 before the time limit.
 interrupted=0 terminated=0 requeued=0 warned=0 asks_to_stop=yes stop_file='' stop_command=(:) before_requeue=(:)
 set_traps() {
     trap 'interrupted=1 terminated=1; ((requeued)) || say "SIGTERM: canceled, preempted, out of time, or a node failed"' TERM
-    trap 'interrupted=1 warned=1; record stop asks "$asks_to_stop"; make_stop_file; "${stop_command[@]}"; say "USR2: the time limit is near, or a user asks to stop; requesting a checkpoint"' USR2
+    trap 'interrupted=1; request_stop' USR2
+}
+# A program without program.stop goes on as if there had been no signal, so that its failures count.
+request_stop() {
+    local answer='program.stop is not set, so the program goes on'
+    record stop asks "$asks_to_stop"
+    [[ ! $asks_to_stop ]] || { answer='requesting a checkpoint' warned=1; make_stop_file; "${stop_command[@]}"; }
+    say "USR2: the time limit is near, or a user asks to stop; $answer"
 }
 # In a subshell, so that an error does not end the job.
 make_stop_file() { [[ ! $stop_file ]] || (write_file "$stop_file" </dev/null); }
@@ -103,7 +111,7 @@ drop_leaks() {
     [[ -z ${leaked[*]-} ]] || say "unset these variables of the submitting shell: ${leaked[*]}"
     [[ -z ${overriding[*]-} ]] || say "sbatch read ${overriding[*]} in the submitting shell, which override what hpcgen planned: unset them before sbatch, or use hpcgen submit" >&2
     # With --no-requeue, the job could not put itself back into the queue.
-    [[ " ${overriding[*]-} " != *" SBATCH_NO_REQUEUE "* ]] || scontrol update JobId="$SLURM_JOB_ID" Requeue=1
+    [[ ${chain-} || " ${overriding[*]-} " != *" SBATCH_NO_REQUEUE "* ]] || scontrol update JobId="$SLURM_JOB_ID" Requeue=1
 }
 set_environment() {
     local name

@@ -45,9 +45,8 @@ exclude_from_next_job() {
     [[ ! $next_job ]] || retry scontrol update JobId="$next_job" ExcNodeList="$1" || die "Slurm does not accept the list of bad nodes $1 for job $next_job (above)"
     leave_to_next_job "bad nodes: ${bad[*]}"
 }
-# Unless the next job continues: after the end of training, a failure, or a cancellation. Slurm itself may have preempted this
-# job, or lost a node.
+# After the end of training, a failure, or a cancellation. If Slurm ended this job for another reason, the next one continues.
 cancel_next_job() {
-    [[ $verdict_now != requeued && $next_job && $cause != @(preempted*|*'node failed') ]] || return 0
+    [[ $next_job && $verdict_now != requeued && ($verdict_now != terminated || $cause == canceled) ]] || return 0
     scancel "$next_job" && say "canceled job $next_job, the next one of the chain"
 }

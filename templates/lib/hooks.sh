@@ -70,10 +70,11 @@ run_epilogue() {
 run_epilogue_before_requeue() {
     local before=$terminated
     run_epilogue "${1-0}" "${2-requeued}"
-    ((before || !terminated)) || is_out_of_time || { say "ended by Slurm (${cause:-canceled, preempted, or a node failed}) before the requeue"; exit 143; }
+    ((before || !terminated)) || is_out_of_time || { say "ended by Slurm ($cause) before the requeue"; exit 143; }
 }
-# 0 or 1: with 0, Slurm refuses scontrol requeue, which would start a finished job once more. With 1 again, a user may.
+# 0 or 1: with 0, Slurm refuses scontrol requeue, which would start a finished job once more. With 1 again, a user may. A job
+# of a chain never allows it.
 allow_requeues() {
-    [[ $verdict == 'done' || $verdict == failed ]] || return 0
+    [[ ! ${chain-} && ($verdict == 'done' || $verdict == failed) ]] || return 0
     ((terminated)) || scontrol update JobId="$SLURM_JOB_ID" Requeue="$1" || say "WARNING: cannot set Requeue=$1 of this job (above)" >&2
 }

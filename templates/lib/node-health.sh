@@ -27,21 +27,21 @@ use_nodes() {
 # Writes the versions of each node's software and its time to $reports/NODE-facts, and the time before and after to clock. hpcgen
 # doctor compares them: nodes with other drivers or plugins than the rest can hang with them.
 collect_facts() {
-    local status=$rc list
+    local status=$rc list time
     list=$(join_by , "${job_nodes[@]}")
-    printf '%s\n' "${EPOCHREALTIME/,/.}" >"$held/nodes-$restart/clock"
+    read_time time; echo "$time" >"$held/nodes-$restart/clock"
     run_step timeout --kill-after=10 180 srun --overlap --nodelist="$list" --nodes="${#job_nodes[@]}" --ntasks="${#job_nodes[@]}" \
         --ntasks-per-node=1 --cpu-bind=none --export=ALL --kill-on-bad-exit=0 bash -p -c "$functions" node_facts "$reports"
-    printf '%s\n' "${EPOCHREALTIME/,/.}" >>"$held/nodes-$restart/clock"
+    read_time time; echo "$time" >>"$held/nodes-$restart/clock"
     rc=$status
 }
 # On a node, REPORTS: writes NODE-facts there, a NAME VALUE on each line.
 node_facts() {
-    local node=${SLURMD_NODENAME:-$HOSTNAME} reports=$1 held=''
+    local node=${SLURMD_NODENAME:-$HOSTNAME} reports=$1 held='' time
     [[ ${share-} != group ]] || hold "$reports" || exit 1
     reports=${held:-$reports}
     {
-        fact clock "${EPOCHREALTIME/,/.}"
+        read_time time; fact clock "$time"
         fact kernel "$(uname -r)"
         fact system "$(sed -n 's/^PRETTY_NAME=//p' /etc/os-release 2>/dev/null)"
         fact slurm "$(answer_of srun --version)"

@@ -16,7 +16,8 @@ finish_notifier() {
 }
 # In the background. Slurm signals every process of the job with TERM: the last event comes after it.
 follow_run() {
-    local deadline=0 last=0 beat='' changed_s=$SECONDS is_stalled=0 spike_at=$EPOCHSECONDS is_low=0 df_at_s=0 progress_at_s=0
+    local deadline=0 last=0 beat='' changed_s=$SECONDS is_stalled=0 spike_at is_low=0 df_at_s=0 progress_at_s=0
+    printf -v spike_at '%(%s)T' -1
     set +m
     trap '' TERM USR2
     trap 'deadline=$((SECONDS + notify_timeout_s + 1))' USR1 # the job ends

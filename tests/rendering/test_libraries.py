@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -50,6 +51,41 @@ def test_a_library_holds_no_value_and_starts_nothing(path: Path) -> None:
             depth -= 1
 
 
+NEWER_THAN_BASH_4_4 = re.compile(
+    r"EPOCH\w+\b(?!-\})|SRANDOM|BASH_ARGV0|\$\{\w+@[UuLKk]|\bwait -\w*p|\b(local|declare) -\w*I|&>>?\||\$\{ "
+)
+"""Variables, operators and options of bash 5.0 to 5.3."""
+
+
+def test_scripts_need_no_newer_bash_than_that_of_rhel_8() -> None:
+    files = [path for path in shipped("templates").rglob("*") if path.suffix in (".sh", ".j2")]
+    assert len(files) > len(LIBRARIES)
+    found = {path.name: NEWER_THAN_BASH_4_4.findall(path.read_text(encoding="utf-8")) for path in files}
+    assert {name: places for name, places in found.items() if places} == {}
+
+
+@pytest.mark.process
+def test_old_bash_records_the_time_in_seconds(tmp_path: Path) -> None:
+    then = """
+task_environment=() functions=
+restart=0 has_started=1 secrets=() reports=$PWD job_nodes=(n1)
+record queue
+mkdir nodes-0
+run_step() { :; }
+collect_facts
+node_facts "$PWD"
+cat events.jsonl nodes-0/clock "${SLURMD_NODENAME:-$HOSTNAME}-facts"
+"""
+    done = with_libraries("base", "scratch", "ranks", "node-check", "node-health", then=then, cwd=tmp_path)
+    assert done.stderr == ""
+    assert (
+        len(
+            re.findall(r'^(?:\{"event": "queue", "time": |clock |)\d{10,}\b(?!\.)', done.stdout, re.MULTILINE)
+        )
+        == 4
+    )
+
+
 def test_a_script_carries_a_library_in_full_and_names_its_hash() -> None:
     stage = planned_case("azure-ndv5-enroot").stages["train"]
     script = rendered("azure-ndv5-enroot", "train")
@@ -91,7 +127,9 @@ set -uo pipefail
 stage=train nodes=2 scratch_root=/tmp checkpoints=$PWD run_dir=$PWD job_dir=$PWD rc=1
 container=() task=(python3 -m trainer) max_exclusions=3 num_job_nodes=2
 SLURM_JOB_ID=7 num_rendezvous=1
+unset -v EPOCHREALTIME EPOCHSECONDS SRANDOM
 """
+"""The last line makes bash 5 lack what bash 4.4 (RHEL 8) does not have."""
 
 
 def with_libraries(*names: str, then: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -197,6 +235,83 @@ conclude
 """
     done = with_libraries("base", "scratch", "attempts", library, then=then, cwd=tmp_path)
     assert (done.returncode, message in done.stdout) == (status, True), done
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("stop", "status", "message", "stalled"),
+    [
+        ("", 0, "done", None),
+        ("", 1, "failed with status 1: back into the queue", "1"),
+        ("yes", 0, "stopped with status 0 before the time limit: back into the queue", None),
+        ("yes", 1, "stopped with status 1 before the time limit: back into the queue", None),
+    ],
+)
+def test_a_program_that_cannot_be_asked_to_stop_ends_as_without_a_signal(
+    stop: str, status: int, message: str, stalled: str | None, tmp_path: Path
+) -> None:
+    then = f"""
+max_restarts=100 restart=0 terminated=0 done_file= progress_kind= nodes=1 asks_to_stop={stop}
+requeue_job() {{ :; }}
+scontrol() {{ echo "JobId=7 Reason=None Restarts=0"; }}
+set_traps
+kill -USR2 $$
+run_step exit {status}
+conclude
+"""
+    done = with_libraries("base", "scratch", "attempts", "run", then=then, cwd=tmp_path)
+    assert message in done.stdout.splitlines()[-1], done
+    count = tmp_path / "stalled"
+    assert (count.read_text().strip() if count.exists() else None) == stalled
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("before", "after", "cause"),
+    [
+        ("Restarts=0", "Restarts=0", "canceled"),
+        ("Restarts=2", "Restarts=2", "canceled"),  # the Prolog failed twice before the first start
+        ("Restarts=2", "Restarts=3", "preempted, requeued, or a node failed"),
+        ("Restarts=0", "Restarts=0 PreemptTime=2026-11-26T15:53:55", "preempted"),
+        ("Restarts=0", "Reason=NodeDown Restarts=0", "a node failed"),
+    ],
+)
+def test_only_a_cancellation_takes_the_next_job_of_a_chain_along(
+    before: str, after: str, cause: str, tmp_path: Path
+) -> None:
+    """SIGTERM comes while the nodes are checked."""
+    then = f"""
+SLURM_JOB_NODELIST=n1 restart=0 secrets=() chain=3 next_job=8 answer='{before}'
+scontrol() {{ echo "JobId=7 Reason=None $answer X=1"; }}
+scancel() {{ echo "scancel $*"; }}
+list_nodes() {{ :; }}
+check_nodes() {{ answer='{after}'; kill -TERM $$; }}
+set_traps
+record_start
+record_queue
+choose_good_nodes
+"""
+    done = with_libraries("base", "events", "attempts", "chain", "preflight", then=then, cwd=tmp_path)
+    assert done.returncode == 143, done
+    end = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])
+    assert (end["verdict"], end["cause"]) == ("terminated", cause)
+    assert ("scancel 8" in done.stdout) == (cause == "canceled")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("chain", "calls"), [("''", 3), ("3", 0)])
+def test_a_job_of_a_chain_never_allows_requeues(chain: str, calls: int, tmp_path: Path) -> None:
+    """Its site forbids them."""
+    then = f"""
+chain={chain} verdict='done' leaks='SBATCH_*' option_variables='' secrets=()
+scontrol() {{ echo "scontrol $*"; }}
+export SBATCH_NO_REQUEUE=1
+drop_leaks
+allow_requeues 0
+allow_requeues 1
+"""
+    done = with_libraries("base", "hooks", then=then, cwd=tmp_path)
+    assert done.stdout.count("scontrol update JobId=7 Requeue=") == calls, done
 
 
 @pytest.mark.process

@@ -23,6 +23,7 @@ LIBRARIES = Path(__file__).parents[2] / "templates/lib"
 TOKEN = "Zq7" * 12
 JOB = f"""\
 set -uo pipefail
+unset -v EPOCHREALTIME EPOCHSECONDS # as in bash 4.4
 SLURM_JOB_ID=77 SLURM_JOB_NODELIST=n1 run_name=gpt stage=train share=private secrets=(SITE_TOKEN)
 run_dir=$1 checkpoints=$1 directories=() striped_directories=() leaks=XX_ option_variables='' task_logs=''
 notify_timeout_s=$2 notify_disk_low_gb=$3 notify_events=($4) notify_command=("${{@:5}}") notify_stall_s=0
