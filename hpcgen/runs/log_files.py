@@ -25,6 +25,12 @@ _LINE_BYTES = 1 << 10
 _FIRST_LINE = re.compile(rb"hpcgen: .*, restart (\d{1,9}), on ")
 _JOB_LOG = re.compile(r"(?P<stage>[a-z][a-z-]*)-(?P<job>\d+(?:_\d+)?)\.log")
 _STEP = re.compile(rb"\biteration \d{1,15}/\d{1,15}: loss ")
+_STARTS_RANKS = re.compile(
+    rb"hpcgen: (?:rendezvous at \S+, world size \d|continuing in this job, on "
+    rb"|the step ended with status \d+ after progress to \d+: starting it again in this job)"
+)
+"""What the batch script says when it starts the ranks, or starts them again (templates/lib/ranks.sh, attempts.sh,
+preflight.sh): the attempt survived what came before."""
 _STEPS_BEFORE = 3
 """The line of a rank that failed can come before those of rank 0 for the same steps."""
 _TASK_LOG = re.compile(r"_(\d{1,7})_log\.out$")
@@ -113,7 +119,7 @@ class Part:
 def failure_parts(
     file: LogFile, attempt: JobAttempt, *, is_last: bool, budget: int = WINDOW_BYTES
 ) -> list[Part]:
-    """The parts of a log that can show why an attempt ended: from its last steps to its end.
+    """The parts of a log that can show why an attempt ended: from its last steps or start of ranks to its end.
 
     `is_last`: no later attempt has appended to the file.
 
@@ -125,6 +131,7 @@ def failure_parts(
         start = _before_last_steps(opened, begin, end)
         if start is None:
             start = max(begin, end - budget)
+        start = _last_line_with(opened, b"hpcgen: ", _STARTS_RANKS, start, end) or start
         spans = [(start, min(end, start + budget))]
         if spans[0][1] < end:
             spans.append((max(spans[0][1], end - min(END_BYTES, budget)), end))

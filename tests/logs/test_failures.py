@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from hpcgen.runs.attempts import JobAttempt, read_attempts
 from hpcgen.runs.failures import root_failure
 from hpcgen.runs.log_files import log_files
@@ -53,6 +55,36 @@ def test_each_attempt_of_a_requeued_job_has_its_own_failure(tmp_path: Path) -> N
         )
     found = [root_failure(run, attempt) for attempt in read_attempts(run)]
     assert [(each.rank, each.message) for each in found if each] == list(enumerate(errors))
+
+
+STAMP = "2026-11-26T15:50:00+0000 hpcgen: "
+KILLED = "srun: error: ndv5-2: task 1: Killed\n"
+AGAIN = (
+    STAMP
+    + "the step ended with status 137 after progress to 3: starting it again in this job (restart 1 of at most 9)\n"
+)
+CANCELED = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-26T16:43:32 ***\n"
+
+
+@pytest.mark.parametrize(
+    ("then", "kind"),
+    [
+        ("", None),
+        (STAMP + "rendezvous at n1:10000, world size 2\n", None),
+        (STAMP + "rendezvous at n1:10000, world size 2\n" + STEP.format(4) + CANCELED, "canceled"),
+        (
+            STAMP + "rendezvous at n1:10000, world size 2\n" + ERROR.format(rank=0, error="ValueError: x"),
+            "exception",
+        ),
+    ],
+)
+def test_what_an_attempt_survived_is_not_why_it_ended(tmp_path: Path, then: str, kind: str | None) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "train-7.log").write_text(BEGIN.format(0) + STEP.format(3) + KILLED + AGAIN + then)
+    write_events(run, event("start", BEGAN), event("restart_in_job", BEGAN + 40, status="137", progress="3"))
+    failure = root_failure(run, last(run))
+    assert (None if failure is None else failure.kind) == kind
 
 
 def test_a_requeue_by_the_script_is_not_the_cause(tmp_path: Path) -> None:
