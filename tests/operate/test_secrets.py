@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from hpcgen.api import plan
+from hpcgen.config.loader import load_run
 from hpcgen.runs import resuming
 from hpcgen.runs.failed import failed_text
 from hpcgen.runs.latest import NOTHING
+from hpcgen.runs.secrets import secrets_of
 from hpcgen.runs.state import state_of
+from hpcgen.slurm.submission import submission_file
 from tests.cli.command import hpcgen
 from tests.logs.logged_run import write_failed_run
+from tests.runs import minimal_run, write_yaml
 
 pytestmark = pytest.mark.process
 
@@ -76,6 +81,22 @@ def test_no_view_shows_a_token(leaky_run: Path, command: list[str]) -> None:
     shown = found.stdout + found.stderr
     assert [each for each in HIDDEN if each in shown] == []
     assert found.stdout
+
+
+def test_jobs_record_the_names_of_secrets_and_views_hide_their_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAB_PASSPHRASE", NAMED)
+    file = write_yaml(tmp_path / "run.yaml", minimal_run(secrets=["LAB_PASSPHRASE"]))
+    planned = plan(load_run(file), ["train"])
+    job = tmp_path / "run/jobs/7"
+    job.mkdir(parents=True)
+    for name, text in submission_file(planned, planned.stages["train"]).items():
+        assert NAMED not in text
+        (job / name).write_text(text)
+    assert NAMED in secrets_of(tmp_path / "run")
+    (job / "submission.json").write_text('{"secrets": 7}')  # damaged, or of another version
+    assert NAMED not in secrets_of(tmp_path / "run")
 
 
 def test_the_reader_of_failed_hides_secrets(leaky_run: Path) -> None:
