@@ -41,7 +41,7 @@ def _job_files(jobs: Path) -> Iterator[Path]:
     except OSError:
         return
     for name in names:
-        if not re.fullmatch(r"\d+_\d+", name) and (path := jobs / name / "trainer.json").exists():
+        if not re.fullmatch(r"\d+_\d+", name) and os.access(path := jobs / name / "trainer.json", os.R_OK):
             yield path
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from hpcgen.slurm.events import EVENTS
-from trainer.contract.files.regular_file import IrregularFileError, open_regular
+from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.shared_files import foreign_link
 from trainer.contract.record import record
 
@@ -76,14 +76,14 @@ def read_attempts(run_dir: Path, jobs: Path | None = None) -> tuple[JobAttempt, 
 
 
 def read_job(job_dir: Path) -> tuple[JobAttempt, ...]:
-    """The attempts of the job with this directory, oldest first; none without events."""
+    """The attempts of the job with this directory, oldest first; none without events that can be read."""
     path = job_dir / EVENTS
     try:
         if foreign_link(path, job_dir) is not None:
             return ()
         with open_regular(path) as file:
             data = file.read(_MOST_BYTES)
-    except (FileNotFoundError, NotADirectoryError, PermissionError, IrregularFileError):
+    except OSError:  # unread_records tells why
         return ()
     attempts: list[list[Event]] = []
     latest: dict[int, list[Event]] = {}

@@ -24,6 +24,7 @@ from hpcgen.runs.latest import NOTHING, Latest, Tail
 from hpcgen.runs.program import ProgramProgress, program_progress
 from hpcgen.runs.secrets import secrets_of
 from hpcgen.runs.state import State, process_is_gone, state_of
+from hpcgen.runs.unread import unread_records
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.regular_file import read_text
 from trainer.contract.files.run_directory import RunDirectory
@@ -121,6 +122,8 @@ class RunFiles:
     excluded: dict[str, float]
     """Nodes that jobs avoid, and until when."""
     disk: Disk | None
+    unread: tuple[str, ...]
+    """What could not be read, and why."""
 
     @functools.cached_property
     def paths(self) -> tuple[Path, Path]:
@@ -179,6 +182,7 @@ class RunReader:
             checkpoints=_checkpoints(directory, config),
             excluded=_excluded(directory, now),
             disk=_disk(directory),
+            unread=unread_records(directory, attempts),
         )
 
     def _array(self, array: int, tasks: Sequence[str]) -> ArrayFiles | None:
@@ -291,7 +295,7 @@ def _state(directory: Path, latest: Latest, now: float) -> tuple[State | None, s
 
 def _data_stages(jobs: Iterable[Path], now: float) -> tuple[tuple[StageStatus, ...], str]:
     """The data stages of the corpus that the newest job of an array names, and why they cannot be shown."""
-    path = next((path for job in jobs if (path := job / "corpus.json").is_file()), None)
+    path = next((path for job in jobs if os.access(path := job / "corpus.json", os.R_OK)), None)
     if path is None:
         return (), ""
     if find_spec("msgspec") is None:
@@ -338,7 +342,7 @@ def _completed(checkpoint: Path) -> float | None:
 
 
 def _is_started(checkpoint: Path) -> bool:
-    return (checkpoint / checkpoint_files.STARTED).exists()
+    return os.access(checkpoint / checkpoint_files.STARTED, os.F_OK)  # False if it may not be looked at
 
 
 def _excluded(directory: Path, now: float) -> dict[str, float]:

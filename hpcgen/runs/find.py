@@ -74,7 +74,7 @@ def is_run(directory: str, files: Iterable[str], directories: Iterable[str]) -> 
 def has_job(directory: Path, job: str) -> bool:
     """Whether a job, or a task of this array, has run in a run directory."""
     jobs = directory / JOBS
-    if (jobs / job).is_dir():
+    if os.access(jobs / job, os.F_OK):
         return True
     try:
         with os.scandir(jobs) as entries:

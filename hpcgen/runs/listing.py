@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hpcgen.errors import HpcgenError
-from hpcgen.runs.files import require_run_directory
 from hpcgen.runs.find import FoundRuns, find_runs, has_job, node_names
 from hpcgen.runs.look import RunWatcher
 from hpcgen.runs.slurm import Queue, ask_job, ask_node
@@ -71,15 +70,8 @@ def _find(root: Path, depth: int) -> FoundRuns:
 
 def _look(directories: Iterable[Path], now: float) -> tuple[list[RunStatus], list[str]]:
     """The status of each run that can be read, and why others cannot."""
-    readable: list[Path] = []
-    problems: list[str] = []
-    for directory in directories:
-        try:
-            require_run_directory(directory)
-            readable.append(directory)
-        except HpcgenError as error:
-            problems.append(str(error))
-    return RunWatcher(readable, reads_logs=False, counts_outputs=False).look(now), problems
+    watcher = RunWatcher(tuple(directories), reads_logs=False, counts_outputs=False, leaves_out=True)
+    return watcher.look(now), watcher.problems
 
 
 def _is_on(run: RunStatus, node: str) -> bool:

@@ -94,7 +94,7 @@ def attempts_without_events(run_dir: Path, known: Collection[str]) -> list[JobAt
 
 
 def _is_readable(path: Path, run_dir: Path) -> bool:
-    return path.is_file() and foreign_link(path, run_dir) is None and os.access(path, os.R_OK)
+    return os.access(path, os.R_OK) and path.is_file() and foreign_link(path, run_dir) is None
 
 
 @record(kw_only=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hpcgen.errors import HpcgenError
 from hpcgen.logs.failure import Failure
 from hpcgen.runs.failures import root_failure
 from hpcgen.runs.files import RunFiles, RunReader, users_of
@@ -26,9 +27,11 @@ class RunWatcher:
         slurm_s: float = 0.0,
         reads_logs: bool = True,
         counts_outputs: bool = True,
+        leaves_out: bool = False,
     ) -> None:
         """`slurm_s`: seconds for which an answer of Slurm is used. With `reads_logs`, failures are looked up there.
-        `counts_outputs`: as for RunReader.
+        `counts_outputs`: as for RunReader. With `leaves_out`, a run that cannot be read is left out, and `problems`
+        says why.
         """
         self._directories = directories
         self._readers = [RunReader(directory, counts_outputs=counts_outputs) for directory in directories]
@@ -36,6 +39,8 @@ class RunWatcher:
         self._queue: Queue | None = None
         self._accounts = NO_ACCOUNTS
         self._reads_logs = reads_logs
+        self._leaves_out = leaves_out
+        self.problems: list[str] = []
         self._failures: dict[tuple[Path, str, int], Failure | None] = {}
 
     def look(self, now: float) -> list[RunStatus]:
@@ -44,19 +49,30 @@ class RunWatcher:
         Slurm is asked before the files are read: a job that ends in between has recorded its end.
 
         Raises:
-            HpcgenError: a directory does not exist or may not be read.
+            HpcgenError: a directory does not exist or may not be read, without `leaves_out`.
         """
         is_due = self._queue is None or now - self._queue.asked >= self._slurm_s
         if self._queue is None or is_due:
             users = {user for directory in self._directories for user in users_of(directory)}
             self._queue = ask_queue(users)
-        runs = [reader.read(now) for reader in self._readers]
+        runs = list(self._read(now))
         if is_due:
             self._accounts = ask_accounts(unsettled_jobs(runs, self._queue))
         found = [status_of(run, self._queue, self._accounts, now) for run in runs]
         if not self._reads_logs:
             return found
         return [self._with_failure(run, status) for run, status in zip(runs, found, strict=True)]
+
+    def _read(self, now: float) -> Iterator[RunFiles]:
+        self.problems = []
+        for directory, reader in zip(self._directories, self._readers, strict=True):
+            try:
+                yield reader.read(now)
+            except (HpcgenError, OSError) as error:
+                if not self._leaves_out:
+                    raise
+                own = isinstance(error, HpcgenError)
+                self.problems.append(str(error) if own else f"{directory} cannot be read: {error}")
 
     def _with_failure(self, run: RunFiles, status: RunStatus) -> RunStatus:
         """The status with the root failure of the last attempt that ended, from its logs."""

@@ -76,7 +76,7 @@ def _has_hung(stacks: Path, latest: Latest) -> bool:
     """Returns whether ranks wrote their stacks after the last step of the last attempt."""
     try:
         wrote = max((path.stat().st_mtime for path in report_files(stacks)), default=0.0)
-    except FileNotFoundError:  # a new attempt has just moved them
+    except OSError:  # a new attempt has just moved them, or they may not be read
         return False
     times = (number_or_none(event.get("time")) for event in (latest.start, latest.step))
     return wrote > max((time for time in times if time is not None), default=0.0)

@@ -208,7 +208,7 @@ def status_of(run: RunFiles, queue: Queue, accounts: Accounts, now: float) -> Ru
         checkpoints=run.checkpoints,
         excluded=run.excluded,
         disk=run.disk,
-        problems=tuple(filter(None, (queue.problem, run.data_problem))),
+        problems=tuple(filter(None, (queue.problem, run.data_problem, *run.unread))),
     )
 
 

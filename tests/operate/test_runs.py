@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcgen.runs.files import RunFiles, RunReader
 from hpcgen.runs.find import find_runs, has_job, node_names
+from hpcgen.runs.listing import list_runs
 from tests.cli.command import hpcgen
-from tests.operate.test_status import end, write_events
+from tests.operate.test_status import NOW, end, write_events
 from tests.recorded_run import start, steps, write_run
 
 
@@ -85,6 +87,22 @@ def test_runs_are_listed(runs: Path) -> None:
     assert "squeue is not installed here" in listed.stderr
     assert "a/gpt" not in hpcgen("runs", str(runs), "--state", "done").stdout
     assert "no run found" in hpcgen("runs", str(runs), "--user", "nobody-else").stderr
+
+
+@pytest.mark.process
+def test_one_unreadable_run_does_not_hide_the_others(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = RunReader.read
+
+    def refuse(reader: RunReader, now: float) -> RunFiles:
+        found = real(reader, now)
+        if found.name == "data":
+            raise PermissionError(13, "Permission denied", "x")
+        return found
+
+    monkeypatch.setattr(RunReader, "read", refuse)
+    listed = list_runs(runs, 4, NOW)
+    assert [run.name for run in listed.runs] == ["gpt"]
+    assert any(str(runs / "b" / "c" / "data") in problem for problem in listed.problems)
 
 
 @pytest.mark.process

@@ -271,6 +271,31 @@ def test_strange_files_are_no_exception(training_run: Path) -> None:
     assert status(training_run, answer()).attempts[0].stage == "x\x1b["
 
 
+@pytest.mark.parametrize("damage", ["loop", "binary", "fifo", "directory"])
+def test_events_that_cannot_be_read_are_named(training_run: Path, damage: str) -> None:
+    """The other attempts are shown, and nobody takes the last of them for the newest without a word."""
+    write_events(training_run, "8", [end("done")], restart=1)
+    events = training_run / "jobs" / "8" / "events.jsonl"
+    events.unlink()
+    {
+        "loop": lambda: events.symlink_to(events),
+        "binary": lambda: events.write_bytes(b"\x80\0\n"),
+        "fifo": lambda: os.mkfifo(events),
+        "directory": events.mkdir,
+    }[damage]()
+    found = status(training_run, answer())
+    assert [attempt.job for attempt in found.attempts] == ["7"]
+    assert [problem.startswith(str(events)) for problem in found.problems] == [True]
+
+
+def test_lost_metrics_are_named(training_run: Path) -> None:
+    assert status(training_run, answer()).problems == ()
+    write_checkpoint(training_run / "checkpoints", 200)
+    (training_run / "metrics.jsonl").unlink()
+    [problem] = status(training_run, answer()).problems
+    assert problem.startswith(f"{training_run / 'metrics.jsonl'} is missing")
+
+
 def test_files_are_read_once_for_many_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that ended is not read again, and no task is opened more than twice."""
     opened: list[str] = []

@@ -1,0 +1,72 @@
+"""What of a run's records cannot be read. Views leave it out, so they must say so."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from hpcgen.runs.attempts import JobAttempt
+from hpcgen.slurm.events import EVENTS
+from trainer.contract.files.checkpoint_files import list_paths
+from trainer.contract.files.regular_file import open_regular
+from trainer.contract.files.run_directory import RunDirectory
+from trainer.contract.files.shared_files import refuse_foreign_link
+
+_TASK = re.compile(r"\d+_\d+")
+
+
+def unread_records(directory: Path, attempts: Iterable[JobAttempt]) -> tuple[str, ...]:
+    """Why the metrics and the events of jobs without any of these attempts cannot be read, one sentence for each file.
+
+    Tasks of arrays, of which there may be ten thousand, are not looked at.
+    """
+    known = {attempt.job for attempt in attempts}
+    jobs = directory / "jobs"
+    found = [_metrics_problem(directory)]
+    try:
+        refuse_foreign_link(jobs, directory)
+        names = sorted(os.listdir(jobs))  # noqa: PTH208 # without a stat for each
+    except FileNotFoundError:
+        names = []
+    except OSError as error:
+        names = []
+        found.append(f"{jobs} cannot be read ({error.strerror}): the jobs of the run are not shown")
+    found += (
+        _events_problem(jobs / name) for name in names if name not in known and not _TASK.fullmatch(name)
+    )
+    return tuple(filter(None, found))
+
+
+def _metrics_problem(directory: Path) -> str:
+    path = directory / RunDirectory.METRICS
+    try:
+        open_regular(path).close()
+    except FileNotFoundError:
+        return f"{path} is missing: figures leave out all steps" if _has_trained(directory) else ""
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror}): steps are not shown"
+    return ""
+
+
+def _has_trained(directory: Path) -> bool:
+    try:
+        return os.access(directory / RunDirectory.LAST_STEP, os.F_OK) or bool(
+            list_paths(directory / "checkpoints")
+        )
+    except OSError:
+        return False
+
+
+def _events_problem(job: Path) -> str:
+    path = job / EVENTS
+    try:
+        refuse_foreign_link(path, job)
+        with open_regular(path) as file:
+            is_damaged = bool(file.read(1))
+    except (FileNotFoundError, NotADirectoryError):  # it has not started, or is no job
+        return ""
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror}): attempts of this job are not shown"
+    return f"{path} is damaged: attempts of this job are not shown" if is_damaged else ""
