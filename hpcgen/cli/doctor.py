@@ -146,7 +146,7 @@ def _diagnose(directory: Path, as_json: bool) -> int:
 def _in_json(files: RunFiles, causes: Sequence[Cause]) -> dict[str, object]:
     return {
         "run_dir": str(files.directory),
-        "state": files.run.state if files.run else None,
+        "state": files.state,
         "iteration": int(files.run.history.iteration[-1]) if files.run else None,
         "causes": [dataclasses.asdict(cause) for cause in causes],
     }
@@ -174,7 +174,8 @@ def _show_causes(files: RunFiles, causes: Sequence[Cause]) -> None:
 def _heading(files: RunFiles) -> str:
     last, run = files.last, files.run
     of = f" of {run.train_iters:,}" if run and run.train_iters else ""
-    state = f"{run.state}, iteration {int(run.history.iteration[-1]):,}{of}" if run else "no step is recorded"
+    step = f"iteration {int(run.history.iteration[-1]):,}{of}" if run else "no step is recorded"
+    state = ", ".join(filter(None, (files.state, step)))
     job = f"; last attempt: job {last.job}, restart {last.restart}" if last else ""
     attempts = f" of {counted(len(files.attempts), 'attempt')}" if len(files.attempts) > 1 else ""
     return f"{files.directory}: {state}{job}{attempts}"

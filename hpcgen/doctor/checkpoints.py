@@ -95,7 +95,7 @@ def _passed_over(damaged: Sequence[Checkpoint], valid: Checkpoint) -> Iterator[C
 
 
 def _interrupted(files: RunFiles, cut_off: Sequence[Checkpoint], valid: Checkpoint) -> Iterator[Cause]:
-    if not cut_off or (files.run is not None and files.run.state == "running"):
+    if not cut_off or files.state == "running":
         return
     yield Cause(
         name="interrupted-save",

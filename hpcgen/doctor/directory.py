@@ -123,7 +123,7 @@ def _access(files: RunFiles) -> Iterator[Cause]:
 def _space(files: RunFiles) -> Iterator[Cause]:
     """Yields a file system without room for the next checkpoint, or for any file. Quotas are not seen here."""
     needed, of = _checkpoint_size(files)
-    if files.run is not None and files.run.state == "done":
+    if files.state == "done":
         needed = 0
     of_saves = files.checkpoints
     if not of_saves.is_dir() and of_saves.is_relative_to(files.directory):
@@ -299,7 +299,7 @@ def _not_started(files: RunFiles) -> Iterator[Cause]:
     names = sorted(path.name for path in files.directory.iterdir())[:5]
     yield Cause(
         name="not-started",
-        effect="ended",
+        effect="harmless",
         what="No job has begun in this directory",
         evidence=(
             f"{files.directory}: neither jobs nor metrics.jsonl; it has {', '.join(names) or 'no files'}",

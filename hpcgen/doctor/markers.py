@@ -121,7 +121,7 @@ def _killed(files: RunFiles) -> Iterator[Cause]:
     last = files.last
     if last is None or last.ended is not None or DONE in files.markers or FAILED in files.markers:
         return
-    if files.is_active or (files.is_active is None and files.run and files.run.state in ("running", "hung")):
+    if files.is_active or (files.is_active is None and files.state in ("running", "hung")):
         return
     path = files.directory / "jobs" / last.job / "events.jsonl"
     ago = duration(max(0.0, files.now - last.began))

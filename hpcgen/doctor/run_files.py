@@ -16,8 +16,12 @@ from hpcgen.redaction import redact
 from hpcgen.report.run import Run, read_run
 from hpcgen.runs.attempts import JobAttempt, read_attempts
 from hpcgen.runs.failures import root_failure
+from hpcgen.runs.files import RunFiles as FilesOfStatus
+from hpcgen.runs.files import RunReader, users_of
 from hpcgen.runs.secrets import secrets_of
-from hpcgen.runs.slurm import ask_accounts, ask_queue
+from hpcgen.runs.slurm import Accounts, Queue, ask_accounts, ask_queue
+from hpcgen.runs.states import RunState
+from hpcgen.runs.status import status_of, unsettled_jobs
 from trainer.contract.config import TrainerConfig, from_dict
 from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
@@ -54,8 +58,10 @@ class RunFiles:
     trained: TrainerConfig | None
     """Configuration of the newest attempt that trained, likewise."""
     failure: Failure | None
-    """Root failure of the last attempt, from its logs. None if it has none, or left no log."""
+    """Root failure of the last attempt, from its logs. None if it has none, runs, or left no log."""
     now: float
+    state: RunState | None
+    """As `hpcgen status` says, or without Slurm's answer as the files say. None if they do not."""
     is_active: bool | None = None
     """Whether Slurm has the job of the last attempt, waiting or running. None if that is unknown."""
     slurm_says: str = ""
@@ -105,6 +111,7 @@ def read_run_files(directory: Path, now: float) -> RunFiles:
         trained=_resolved(read_trained_config(directory)),
         failure=_failure(directory, attempts),
         now=now,
+        state=run.state if run else None,
     )
 
 
@@ -122,19 +129,30 @@ def _failure(directory: Path, attempts: Sequence[JobAttempt]) -> Failure | None:
 
 
 def with_slurm(files: RunFiles) -> RunFiles:
-    """The same files with Slurm's answer, which is needed if the last attempt has no end."""
+    """The same files with Slurm's answer: the state, and what became of a last attempt without an end."""
+    queue = ask_queue(users_of(files.directory))
+    run = RunReader(files.directory, counts_outputs=False).read(files.now)
+    return with_answer(files, run, queue, ask_accounts(unsettled_jobs([run], queue)))
+
+
+def with_answer(files: RunFiles, run: FilesOfStatus, queue: Queue, accounts: Accounts) -> RunFiles:
+    """The same files with an answer of Slurm. `run` is what `hpcgen status` reads."""
+    status = status_of(run, queue, accounts, files.now)
+    files = replaced(files, state=status.state)
     last = files.last
     if last is None or last.ended is not None:
         return files
-    queue = ask_queue({files.directory.stat().st_uid})
     job = queue.find(last.job)
-    if job is not None and not job.is_over:
-        return replaced(files, is_active=True, slurm_says=f"squeue: job {job.job} {job.in_words()}")
-    if queue.problem:
-        return replaced(files, slurm_says=queue.problem)
-    state = job.state if job else ""
-    if accounted := ask_accounts([last.job]).jobs.get(last.job):
-        state = accounted.state
+    says = f"squeue: job {job.job} {job.in_words()}" if job is not None and not job.is_over else ""
+    key = (last.job, last.restart)
+    if any((each.job, each.restart) == key and each.state == "running" for each in status.attempts):
+        return replaced(
+            files, is_active=True, slurm_says=says, failure=None
+        )  # it survived what its log shows
+    if says or queue.problem:
+        return replaced(files, is_active=True if says else None, slurm_says=says or queue.problem)
+    accounted = accounts.jobs.get(last.job)
+    state = accounted.state if accounted else job.state if job else ""
     says = f"job {last.job} is {state}" if state else f"job {last.job} is not in the queue"
     return replaced(files, is_active=False, slurm_says=f"Slurm: {says}")
 

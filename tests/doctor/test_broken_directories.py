@@ -310,6 +310,7 @@ def test_odd_content_in_any_file_is_no_traceback(tmp_path: Path, value: Any) -> 
     found(run)
 
 
+@pytest.mark.process
 def test_the_command_shows_the_cause_and_changes_nothing(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     (run / "STOPPED").unlink()
@@ -328,6 +329,7 @@ def test_the_command_shows_the_cause_and_changes_nothing(tmp_path: Path) -> None
     assert (cause["name"], cause["effect"]) == ("refused", "ended")
 
 
+@pytest.mark.process
 def test_a_healthy_run_exits_with_0_and_a_wrong_path_with_2(tmp_path: Path) -> None:
     ended = hpcgen("doctor", write_run(tmp_path / "run"))
     assert (ended.status, ended.stdout.splitlines()[-1]) == (

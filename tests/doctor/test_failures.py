@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpcgen.doctor.diagnosis import diagnose
-from hpcgen.doctor.run_files import read_run_files
+from hpcgen.doctor.run_files import read_run_files, with_answer
+from hpcgen.runs.files import RunReader
+from hpcgen.runs.slurm import NO_ACCOUNTS, Queue, QueuedJob
 from tests.doctor.runs import JOB, write_events, write_run
 from tests.recorded_run import START
 from trainer.contract.record import replaced
@@ -84,3 +89,30 @@ def test_slurm_s_answer_is_shown_for_an_attempt_without_an_end(tmp_path: Path) -
     [cause] = diagnose(files)
     assert cause.name == "killed"
     assert cause.evidence[-1] == "the attempt has no end; Slurm: job 4711 is NODE_FAIL"
+
+
+@pytest.mark.parametrize(
+    ("state", "expected", "causes"), [("RUNNING", "running", []), ("COMPLETED", "died", ["killed"])]
+)
+def test_the_state_is_that_of_status(tmp_path: Path, state: str, expected: str, causes: list[str]) -> None:
+    """The rank that wrote the heartbeat was killed, and its job starts it again."""
+    run = write_run(tmp_path / "run")
+    (run / "STOPPED").unlink()
+    beat = {
+        "time": START + 600,
+        "iteration": 300,
+        "phase": "train",
+        "host": socket.gethostname(),
+        "pid": 2**30,
+    }
+    (run / "heartbeat").write_text(json.dumps(beat))
+    write_events(run, ("start", {"nodes": "ndv5-[001-002]"}))
+    (run / f"train-{JOB}.log").write_text("srun: error: ndv5-002: task 1: Killed\n")
+    unknown: dict[str, Any] = dict.fromkeys(("submitted", "starts", "ends"))
+    texts = dict.fromkeys(("reason", "nodes", "dependency", "user", "name"), "")
+    job = QueuedJob(job=JOB, state=state, log=str(run / f"train-{JOB}.log"), **unknown, **texts)
+    now = START + 700
+    files = read_run_files(run, now)
+    assert files.state == "died"
+    files = with_answer(files, RunReader(run).read(now), Queue(jobs=(job,), asked=now), NO_ACCOUNTS)
+    assert (files.state, [cause.name for cause in diagnose(files)]) == (expected, causes)

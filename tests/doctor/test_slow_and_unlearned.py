@@ -13,6 +13,7 @@ from hpcgen.doctor.diagnosis import diagnose
 from hpcgen.doctor.run_files import read_run_files
 from tests.recorded_run import START, STEP_S, start, step, steps, write_checkpoint, write_run
 from tests.runs import big_run, planned
+from trainer.contract.record import replaced
 
 Events = list[dict[str, Any]]
 Change = Callable[[int], dict[str, Any]]
@@ -112,6 +113,13 @@ def test_it_is_recognized_alone_with_its_figures(tmp_path: Path, case: str) -> N
 
 def test_a_rank_that_was_slow_once_is_no_cause(tmp_path: Path) -> None:
     assert causes(write_run(tmp_path / "run", [*healthy(60), straggler(50)])) == {}
+
+
+def test_what_slowed_a_run_that_is_done_costs_nothing_any_more(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [*healthy(60), straggler(50), straggler(60)])
+    files = read_run_files(run, START + STEP_S * 2000)
+    assert [cause.effect for cause in diagnose(files)] == ["costs"]
+    assert [cause.effect for cause in diagnose(replaced(files, state="done"))] == ["harmless"]
 
 
 @pytest.mark.parametrize("count", [1, 10, 60, 200, 900])
