@@ -19,6 +19,8 @@ from hpcgen.runs.history import Attempt
 LAUNCH = "launch"
 RANKS_ENDED = "restart_in_job"
 """Events of a job between its start and its end."""
+STARTS = (RANKS_ENDED, "spare", LAUNCH)
+"""Events of a job that starts its ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from hpcgen.ledger.account import Account
 from hpcgen.ledger.failures import Failures, Saving, measured_failures, measured_saving
 from hpcgen.ledger.parts import Part
 from hpcgen.ledger.timeline import Spent
-from hpcgen.runs.history import History
+from hpcgen.ledger.training import Trainings
 from trainer.contract.record import record
 
 DAY_S = 86400.0
@@ -42,7 +42,7 @@ class LedgerAttempt:
     idle_s: float
     """Time in which its GPUs waited for the first step. Other parts contain it."""
     lost_steps: int
-    """Steps that the next attempt repeated."""
+    """Steps that the next attempt repeated, or must repeat."""
     verdict: str
     reason: str
 
@@ -94,7 +94,7 @@ def ledger(
     name: str,
     directory: str,
     account: Account,
-    history: History,
+    trainings: Trainings,
     facts: Facts,
     *,
     goes_on: bool,
@@ -105,7 +105,7 @@ def ledger(
     timeline = account.timeline
     began, ended = max(timeline.began, since), timeline.ends
     spent = timeline.spent(began)
-    attempts = tuple(_attempts(account, history, began))
+    attempts = tuple(_attempts(account, trainings, began))
     legs = account.legs[len(account.legs) - len(attempts) :]
     failures = measured_failures(legs, spent.in_jobs_s, goes_on=goes_on)
     of_attempts = [facts_of(attempt, facts) for attempt in attempts]
@@ -131,7 +131,7 @@ def ledger(
         idle_s=sum(attempt.idle_s for attempt in attempts),
         too_idle=tuple(_too_idle(attempts, facts)),
         failures=failures,
-        saving=measured_saving(history, failures, _restart_s(spent, len(attempts))),
+        saving=measured_saving(trainings.history, failures, _restart_s(spent, len(attempts))),
     )
 
 
@@ -140,8 +140,8 @@ def facts_of(attempt: LedgerAttempt, facts: Facts) -> JobFacts:
     return facts.get((attempt.job, attempt.restart), JobFacts())
 
 
-def _attempts(account: Account, history: History, since: float) -> Iterator[LedgerAttempt]:
-    lost = _lost_steps(history)
+def _attempts(account: Account, trainings: Trainings, since: float) -> Iterator[LedgerAttempt]:
+    lost = _lost_steps(trainings)
     for number, leg in enumerate(account.legs):
         spent = account.timeline.of(number).spent(since)
         if spent.wall_s > 0:
@@ -157,13 +157,15 @@ def _attempts(account: Account, history: History, since: float) -> Iterator[Ledg
             )
 
 
-def _lost_steps(history: History) -> dict[int, int]:
-    """Number of steps of each training that the next one repeated, by the identity of the training."""
-    attempts = history.attempts
+def _lost_steps(trainings: Trainings) -> dict[int, int]:
+    """Number of steps of each training that the next one repeated or must repeat, by the identity of the training."""
+    attempts = trainings.history.attempts
     lost = dict.fromkeys(map(id, attempts), 0)
     for training, after in itertools.pairwise(attempts):
         if after.lost_iteration is not None:
             lost[id(training)] = max(0, after.lost_iteration - after.iteration)
+    if attempts:
+        lost[id(attempts[-1])] = trainings.unsaved_steps
     return lost
 
 

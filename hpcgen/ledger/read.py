@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcgen.config.stages import MACHINE_FILE, STAGE_ROWS
 from hpcgen.errors import HpcgenError
-from hpcgen.ledger.account import account
+from hpcgen.ledger.account import STARTS, account
 from hpcgen.ledger.ledger import JobFacts, Ledger, ledger
 from hpcgen.ledger.training import Trainings
 from hpcgen.runs.attempts import JobAttempt, read_attempts
@@ -18,7 +18,7 @@ from hpcgen.runs.history import NO_HISTORY, History, read_history
 from hpcgen.runs.latest import Tail
 from hpcgen.runs.metrics_line import Event, number_or_none
 from hpcgen.runs.slurm import Queue, ask_accounts
-from hpcgen.runs.state import state_of
+from hpcgen.runs.state import SILENT_S, state_of
 from trainer.contract.files.metrics_times import read_note
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.run_directory import RunDirectory
@@ -73,7 +73,11 @@ def ledger_of(
     Raises:
         HpcgenError: the run has not begun.
     """
-    state, _ = state_of(directory, Tail(directory / RunDirectory.METRICS).read(), now)
+    latest = Tail(directory / RunDirectory.METRICS).read()
+    state, _ = state_of(directory, latest, now)
+    is_over = bool(jobs) and jobs[-1].job in (accounted or {})
+    if state == "died" and not is_over and _starts_again(jobs, latest.last_time or 0.0, now):
+        state = "running"
     goes_on = state == "running"
     facts = {(job.job, job.restart): _facts(directory, job, price or JobFacts()) for job in jobs}
     saved = max((event["iteration"] for event in history.checkpoints), default=0)
@@ -94,7 +98,16 @@ def ledger_of(
         hint = "the run has not started yet, or this is not the directory of a training run (paths.run_dir)"
         raise HpcgenError("no attempt to account for", hint, where=directory)
     name = str(history.start.get("name") or directory.absolute().name)
-    return ledger(name, str(directory), found, history, facts, goes_on=goes_on, waits=waits, since=since)
+    return ledger(name, str(directory), found, trainings, facts, goes_on=goes_on, waits=waits, since=since)
+
+
+def _starts_again(jobs: Sequence[JobAttempt], last_time: float, now: float) -> bool:
+    """Whether the ranks have ended, and their job is just starting them again."""
+    if not jobs or jobs[-1].ended is not None:
+        return False
+    event = jobs[-1].events[-1]
+    began = event["time"]
+    return event["event"] in STARTS and last_time <= began and now - began < SILENT_S
 
 
 def _read_history(directory: Path) -> History:

@@ -52,6 +52,18 @@ class Trainings:
             return Part.ENDING
         return after or (Part.START_UP if _is_empty(lines) else Part.PRODUCTIVE)
 
+    @property
+    def unsaved_steps(self) -> int:
+        """Steps of the last attempt that are lost, since nothing saved them."""
+        if self.saved_iteration is None or not self.history.attempts:
+            return 0
+        last = self.history.attempts[-1]
+        events = [event for event in (last.first_step, last.end, self.note) if event is not None]
+        reached = [number_or_none(event.get("iteration")) or 0 for event in events]
+        lines = self._lines(len(self.history.attempts) - 1)
+        reached += [float(each) for each in self.history.iteration[lines][-1:]]
+        return max(0, int(max(reached, default=0)) - max(self.saved_iteration, last.iteration))
+
     def first_step_began(self, training: Attempt) -> float | None:
         """When the first step of a training began; None if it has none."""
         if (first := training.first_step) is not None:

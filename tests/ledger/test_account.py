@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,32 @@ def test_ranks_that_are_launched_again_in_their_job(tmp_path: Path, is_recorded:
     hang_s = 60 if is_recorded else 0
     assert (parts["ending"], parts["infrastructure"]) == pytest.approx((hang_s, 20 + 160 - hang_s))
     assert (parts["redone"], parts["unaccounted"]) == pytest.approx((20, 0))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("ended", [False, True])
+def test_ranks_that_just_start_again_have_not_died(tmp_path: Path, ended: bool) -> None:
+    run = write_run(
+        tmp_path / "run",
+        [
+            training(0, 100, restart=0),
+            *(step(n, time=START + 100 + 2 * n, data_wait_s=0.0) for n in range(1, 11)),
+        ],
+    )
+    beat = {
+        "time": START + 120,
+        "iteration": 10,
+        "phase": "train",
+        "host": socket.gethostname(),
+        "pid": 2**30,
+    }
+    (run / "heartbeat").write_text(json.dumps(beat))
+    end = event("end", 140, verdict="failed", status="137", reason="failed with status 137")
+    again = event("restart_in_job", 130, status="137", progress="10")
+    write_jobs(run, event("start", 0, nodes="n1"), event("launch", 20), *([end] if ended else [again]))
+    ledger = read_ledger(run, START + 150)
+    assert (ledger.goes_on, ledger.ended) == ((False, START + 140) if ended else (True, START + 150))
+    assert (ledger.spent.parts["redone"], ledger.lost_steps) == ((20, 10) if ended else (0, 0))
 
 
 def test_an_end_that_nobody_recorded_is_that_of_the_next_requeue(requeued: Path) -> None:
