@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.cli.options import json_option, read_run_or_cluster, run_or_cluster_options
-from hpcgen.cli.run_argument import run_directory
+from hpcgen.cli.run_argument import run_directory, tell_unread
 from hpcgen.errors import HpcgenError
 from hpcgen.redaction import redact, redact_json
 from hpcgen.text import counted, harmless
@@ -132,8 +132,10 @@ def _diagnose(directory: Path, as_json: bool) -> int:
     from hpcgen.doctor.diagnosis import diagnose
     from hpcgen.doctor.run_files import read_run_files, with_slurm
     from hpcgen.runs.secrets import secrets_of
+    from hpcgen.runs.unread import unread_logs, unread_records
 
     files = with_slurm(read_run_files(directory, time.time()))
+    tell_unread((*unread_records(directory), *unread_logs(directory)))
     secrets = secrets_of(directory)
     causes = [_without_secrets(cause, secrets) for cause in diagnose(files)]
     if as_json:

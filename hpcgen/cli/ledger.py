@@ -14,7 +14,7 @@ import click
 
 from hpcgen.cli.options import json_option
 from hpcgen.cli.quantities import Deadline
-from hpcgen.cli.run_argument import run_directories
+from hpcgen.cli.run_argument import run_directories, tell_unread
 from hpcgen.redaction import redact_json
 from hpcgen.report.words import moment, percent
 from hpcgen.text import counted, duration, harmless, rough
@@ -42,6 +42,7 @@ def command(runs: tuple[Path, ...], since: float | None, as_json: bool) -> None:
     restarts, saves, evaluations, nodes and the queue. All parts add up to the time.
     """
     from hpcgen.ledger.read import read_ledger
+    from hpcgen.runs.unread import unread_records
 
     now = time.time()
     after = 0.0 if since is None else now - since
@@ -49,6 +50,7 @@ def command(runs: tuple[Path, ...], since: float | None, as_json: bool) -> None:
         read_ledger(directory, now, after, _price(path), lambda path: _queue_of(path.stat().st_uid))
         for path, directory in zip(runs or (None,), run_directories(runs), strict=True)
     ]
+    tell_unread(problem for ledger in ledgers for problem in unread_records(Path(ledger.directory)))
     if as_json:
         click.echo(json.dumps(redact_json(_as_json(ledgers)), indent=1))
         return

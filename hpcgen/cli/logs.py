@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgen.cli.options import StageChoice, json_option
-from hpcgen.cli.run_argument import run_directory
+from hpcgen.cli.run_argument import run_directory, tell_unread
 from hpcgen.errors import HpcgenError
 from hpcgen.redaction import LineRedactor, redact, redact_json
 from hpcgen.runs.secrets import secrets_of
@@ -74,17 +75,22 @@ def command(
     Shows why an attempt failed: the rank that failed first, its node and its traceback, and in short what followed from
     it. Then the last lines of all ranks in time order. With --follow and --json, each line is a JSON object.
     """
-    from hpcgen.runs.failures import root_failure
+    from hpcgen.runs.failures import num_ranks, root_failure
     from hpcgen.runs.log_files import log_files
     from hpcgen.runs.log_lines import last_lines
+    from hpcgen.runs.unread import unread_logs, unread_records
 
     directory = run_directory(run)
+    if directory.is_dir():
+        tell_unread((*unread_records(directory), *unread_logs(directory)))
     attempts = _attempts(directory, stage, task)
     if follow:
         _follow(directory, attempts, rank, count, as_json)
         return
     attempt = _choose(directory, attempts, number)
     is_last = not any(each.job == attempt.job and each.restart > attempt.restart for each in attempts)
+    if rank is not None and 0 < (ranks := num_ranks(attempt)) <= rank:
+        raise HpcgenError(f"--rank {rank} does not exist; use 0 to {ranks - 1}", where=directory)
     files = log_files(directory, attempt)
     failure = root_failure(directory, attempt)
     secrets = secrets_of(directory)
@@ -118,7 +124,9 @@ def _attempts(directory: Path, stage: str | None, task: int | None) -> list[JobA
 
     if not directory.is_dir():
         raise HpcgenError("there is no such run directory; name one, or a run file", where=directory)
-    recorded = read_attempts(directory)
+    recorded: tuple[JobAttempt, ...] = ()
+    with contextlib.suppress(OSError):  # the logs themselves may be readable
+        recorded = read_attempts(directory)
     found = sorted(
         (*recorded, *attempts_without_events(directory, {each.job for each in recorded})),
         key=lambda each: each.began,
@@ -142,7 +150,8 @@ def _attempts(directory: Path, stage: str | None, task: int | None) -> list[JobA
 def _choose(directory: Path, attempts: Sequence[JobAttempt], number: int | None) -> JobAttempt:
     if not attempts:
         raise HpcgenError(
-            "no job has written a log yet; --follow waits for it. squeue shows why a job is pending",
+            "no job has written a log yet, or none that can be read; --follow waits for one. "
+            "squeue shows why a job is pending",
             where=directory,
         )
     number = -1 if number is None else number

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import click
+
 from hpcgen.cli.options import RUN_FILE
+from hpcgen.text import harmless
 
 
 def run_directory(path: Path) -> Path:
@@ -17,6 +20,12 @@ def run_directory(path: Path) -> Path:
     if path.suffix not in (".yaml", ".yml") or not path.is_file():
         return path
     return directory_in(path)
+
+
+def tell_unread(problems: Iterable[str]) -> None:
+    """Warns that what follows is not all that the run recorded."""
+    for problem in problems:
+        click.secho(f"warning: {harmless(problem)}", fg="yellow", err=True)
 
 
 def directory_in(file: Path, overrides: Sequence[str] = ()) -> Path:

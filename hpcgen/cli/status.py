@@ -14,6 +14,7 @@ import click
 
 from hpcgen.cli.options import json_option
 from hpcgen.cli.run_argument import run_directories
+from hpcgen.errors import HpcgenError
 from hpcgen.redaction import redact_json
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def command(runs: tuple[Path, ...], watch: bool, interval: float, as_json: bool)
     Shows state, progress, expected end, checkpoints, jobs, and why each attempt ended. Reads the run's files, and asks
     Slurm once for the jobs of all runs. If Slurm does not answer, shows what the files say.
     """
+    if watch and as_json:
+        raise HpcgenError("--watch excludes --json", "run hpcgen status --json again for each look")
     directories = run_directories(runs)
     if watch:
         from hpcgen.cli.watching import watch_runs

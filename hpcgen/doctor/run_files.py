@@ -92,8 +92,10 @@ def read_run_files(directory: Path, now: float) -> RunFiles:
         raise HpcgenError(
             "is not a directory", "give the directory of a run (paths.run_dir)", where=directory
         )
-    try:
+    attempts: tuple[JobAttempt, ...] = ()
+    with contextlib.suppress(OSError):  # unread_records tells why
         attempts = read_attempts(directory)
+    try:
         config, job_config = read_run_config(directory)
     except OSError as error:
         raise HpcgenError(f"cannot read {error.filename or directory}: {error.strerror}") from error

@@ -44,7 +44,7 @@ def root_failure(run_dir: Path, attempt: JobAttempt) -> Failure | None:
         # The script asked for it: Slurm's lines about the end of the job are effects.
         found = [each for each in found if each.kind != "canceled"]
     failed = "" if later else _failed_text(run_dir, attempt)
-    failure = find_root(found, node_of(attempt), failed, _num_ranks(attempt))
+    failure = find_root(found, node_of(attempt), failed, num_ranks(attempt))
     if failure is None:
         return None
     traceback = failure.traceback or _stack(run_dir, attempt, failure)
@@ -72,13 +72,13 @@ def _stack(run_dir: Path, attempt: JobAttempt, failure: Failure) -> str:
 def node_of(attempt: JobAttempt) -> NodeOf:
     """Tells the node of a rank, as the job launched them: in blocks of the same size."""
     nodes = str(_launch(attempt).get("nodes", "")).split()
-    num_ranks = _num_ranks(attempt)
+    count = num_ranks(attempt)
     if len(nodes) == 1 and "[" not in nodes[0]:
         return lambda rank: nodes[0]
-    return lambda rank: nodes[rank * len(nodes) // num_ranks] if 0 <= rank < num_ranks and nodes else None
+    return lambda rank: nodes[rank * len(nodes) // count] if 0 <= rank < count and nodes else None
 
 
-def _num_ranks(attempt: JobAttempt) -> int:
+def num_ranks(attempt: JobAttempt) -> int:
     """Number of ranks of the last launch; 0 if the job did not record it."""
     with contextlib.suppress(ValueError):
         return int(_launch(attempt).get("ranks", 0))

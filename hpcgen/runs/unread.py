@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpcgen.runs.attempts import JobAttempt
+from hpcgen.runs.attempts import JobAttempt, read_job
 from hpcgen.slurm.events import EVENTS
 from trainer.contract.files.checkpoint_files import list_paths
 from trainer.contract.files.regular_file import open_regular
@@ -17,8 +17,9 @@ from trainer.contract.files.shared_files import refuse_foreign_link
 _TASK = re.compile(r"\d+_\d+")
 
 
-def unread_records(directory: Path, attempts: Iterable[JobAttempt]) -> tuple[str, ...]:
-    """Why the metrics and the events of jobs without any of these attempts cannot be read, one sentence for each file.
+def unread_records(directory: Path, attempts: Iterable[JobAttempt] = ()) -> tuple[str, ...]:
+    """Why the metrics and the events of jobs cannot be read, one sentence for each file. Jobs of `attempts`, which were
+    read, are not looked at again.
 
     Tasks of arrays, of which there may be ten thousand, are not looked at.
     """
@@ -37,6 +38,16 @@ def unread_records(directory: Path, attempts: Iterable[JobAttempt]) -> tuple[str
         _events_problem(jobs / name) for name in names if name not in known and not _TASK.fullmatch(name)
     )
     return tuple(filter(None, found))
+
+
+def unread_logs(directory: Path) -> tuple[str, ...]:
+    """Which logs of jobs this user may not read."""
+    try:
+        names = sorted(os.listdir(directory))  # noqa: PTH208 # without a stat for each
+    except OSError as error:
+        return (f"{directory} cannot be read ({error.strerror})",)
+    logs = (directory / name for name in names if name.endswith(".log"))
+    return tuple(f"{log} cannot be read" for log in logs if not os.access(log, os.R_OK))
 
 
 def _metrics_problem(directory: Path) -> str:
@@ -64,7 +75,7 @@ def _events_problem(job: Path) -> str:
     try:
         refuse_foreign_link(path, job)
         with open_regular(path) as file:
-            is_damaged = bool(file.read(1))
+            is_damaged = bool(file.read(1)) and not read_job(job)
     except (FileNotFoundError, NotADirectoryError):  # it has not started, or is no job
         return ""
     except OSError as error:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.command import hpcgen
 from tests.ledger.requeued_run import write_requeued_run
-from tests.recorded_run import start, steps, write_run
+from tests.recorded_run import start, steps, write_checkpoint, write_run
 
 SHOWN = """\
 gpt: 33 min 50 s from 2025-10-09 08:53:20 UTC to 2025-10-09 09:27:10 UTC
@@ -45,6 +45,12 @@ def test_a_run_is_shown_in_lines_of_a_terminal(requeued: Path) -> None:
         "warning: job 12 held its GPUs for 5 min 6 s before the first step; the site allows 4 min 10 s "
         "(gpu_idle_limit_s of the profile)\n"
     )
+
+
+def test_lost_metrics_are_told(requeued: Path) -> None:
+    write_checkpoint(requeued / "checkpoints", 7777)
+    (requeued / "metrics.jsonl").unlink()
+    assert f"{requeued / 'metrics.jsonl'} is missing" in hpcgen("ledger", requeued).stderr
 
 
 def test_json_has_parts_that_add_up(requeued: Path) -> None:

@@ -77,6 +77,37 @@ def test_a_run_without_a_log_says_so(tmp_path: Path) -> None:
     assert "there is no such run directory" in found.stderr
 
 
+@pytest.mark.process
+def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+    run = write_failed_run(tmp_path / "run")
+    events = run / "jobs" / "8" / "events.jsonl"
+    events.parent.mkdir()
+    events.symlink_to(events)
+    (run / "train-8.log").symlink_to("train-8.log")
+    for command in ("logs", "doctor"):
+        told = hpcgen(command, run).stderr
+        assert f"{events} cannot be read" in told
+        assert f"{run / 'train-8.log'} cannot be read" in told
+
+
+@pytest.mark.process
+def test_jobs_that_cannot_be_read_leave_the_logs(tmp_path: Path) -> None:
+    run = write_failed_run(tmp_path / "run")
+    (run / "jobs").rename(tmp_path / "elsewhere")
+    (run / "jobs").symlink_to("jobs")
+    found = hpcgen("logs", run)
+    assert "root failure: a process was killed" in found.stdout
+    assert f"{run / 'jobs'} cannot be read" in found.stderr
+    assert f"{run / 'jobs'} cannot be read" in hpcgen("doctor", run).stderr
+
+
+def test_a_rank_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    run = write_failed_run(tmp_path / "run")
+    refused = hpcgen("logs", run, "--rank", "77")
+    assert refused.status == 2
+    assert "--rank 77 does not exist; use 0 to 3" in refused.stderr
+
+
 def test_control_characters_and_secrets_do_not_reach_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,11 @@ def test_watching_ends_with_ctrl_c(training_run: Path, monkeypatch: pytest.Monke
     assert "gpt: " in shown.stdout
 
 
+def test_watching_has_no_json(training_run: Path) -> None:
+    refused = hpcgen("status", str(training_run), "--watch", "--json")
+    assert (refused.status, "--watch excludes --json" in refused.stderr) == (2, True)
+
+
 def test_a_small_terminal_shows_the_first_lines(training_run: Path) -> None:
     found = status(training_run, answer(queued()))
     screen = watching.screen([found] * 20, NOW, 80, 24).plain.splitlines()
