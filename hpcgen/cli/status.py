@@ -45,15 +45,16 @@ def command(runs: tuple[Path, ...], watch: bool, interval: float, as_json: bool)
     if watch and as_json:
         raise HpcgenError("--watch excludes --json", "run hpcgen status --json again for each look")
     directories = run_directories(runs)
+    planned = set(directories) - set(runs)  # those that run files name
     if watch:
         from hpcgen.cli.watching import watch_runs
 
-        watch_runs(directories, interval)
+        watch_runs(directories, interval, planned)
         return
     from hpcgen.runs.look import look
 
     now = time.time()
-    found = look(directories, now)
+    found = look(directories, now, planned)
     if as_json:
         click.echo(json.dumps([redact_json(dataclasses.asdict(status)) for status in found], indent=1))
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -20,14 +20,19 @@ SLURM_S = 30.0
 """Seconds between two questions to Slurm, whose controller serves everyone."""
 
 
-def watch_runs(directories: Sequence[Path], interval_s: float) -> None:
+def watch_runs(directories: Sequence[Path], interval_s: float, planned: Collection[Path] = ()) -> None:
     """Shows the status of runs until Ctrl-C, and leaves the last one on the screen.
 
     Raises:
         HpcgenError: a directory does not exist or may not be read.
     """
     console = Console(highlight=False)
-    watcher = RunWatcher(directories, slurm_s=SLURM_S, reads_logs=len(directories) <= MOST_WITH_LOGS)
+    watcher = RunWatcher(
+        directories,
+        slurm_s=SLURM_S,
+        reads_logs=len(directories) <= MOST_WITH_LOGS,
+        planned=planned,
+    )
     with (
         contextlib.suppress(KeyboardInterrupt),
         Live(console=console, auto_refresh=False, vertical_overflow="crop") as live,

@@ -134,10 +134,13 @@ class RunFiles:
 class RunReader:
     """Reads the directory of a run, also several times: then only what may have changed."""
 
-    def __init__(self, directory: Path, *, counts_outputs: bool = True) -> None:
-        """Without `counts_outputs`, `data` stays empty. It needs a look at each output of the data stages."""
+    def __init__(self, directory: Path, *, counts_outputs: bool = True, may_be_absent: bool = False) -> None:
+        """Without `counts_outputs`, `data` stays empty. It needs a look at each output of the data stages.
+        `may_be_absent`: the first job makes the directory.
+        """
         self._directory = directory
         self._counts_outputs = counts_outputs
+        self._may_be_absent = may_be_absent
         self._tail = Tail(directory / RunDirectory.METRICS)
         self._data: tuple[tuple[StageStatus, ...], str] = ((), "")
         self._counted = -math.inf
@@ -152,8 +155,10 @@ class RunReader:
             HpcgenError: it is not a directory, or the user may not enter it.
         """
         directory = self._directory
-        require_run_directory(directory)
-        owner = directory.stat().st_uid
+        owner = os.geteuid()
+        if not self._may_be_absent or directory.exists():
+            require_run_directory(directory)
+            owner = directory.stat().st_uid
         jobs, tasks = _job_directories(directory)
         config = read_trained_config(directory)
         latest = _latest(self._tail)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from hpcgen.errors import HpcgenError
@@ -28,13 +28,17 @@ class RunWatcher:
         reads_logs: bool = True,
         counts_outputs: bool = True,
         leaves_out: bool = False,
+        planned: Collection[Path] = (),
     ) -> None:
         """`slurm_s`: seconds for which an answer of Slurm is used. With `reads_logs`, failures are looked up there.
         `counts_outputs`: as for RunReader. With `leaves_out`, a run that cannot be read is left out, and `problems`
-        says why.
+        says why. `planned`: directories that the first job makes.
         """
         self._directories = directories
-        self._readers = [RunReader(directory, counts_outputs=counts_outputs) for directory in directories]
+        self._readers = [
+            RunReader(directory, counts_outputs=counts_outputs, may_be_absent=directory in planned)
+            for directory in directories
+        ]
         self._slurm_s = slurm_s
         self._queue: Queue | None = None
         self._accounts = NO_ACCOUNTS
@@ -90,12 +94,12 @@ class RunWatcher:
         return replaced(status, attempts=tuple(attempts))
 
 
-def look(directories: Sequence[Path], now: float) -> list[RunStatus]:
+def look(directories: Sequence[Path], now: float, planned: Collection[Path] = ()) -> list[RunStatus]:
     """The status of each run at the time `now` (Unix time in seconds): one squeue, and at most one sacct.
 
     Logs are read for at most MOST_WITH_LOGS runs, since each can have gigabytes.
 
     Raises:
-        HpcgenError: a directory does not exist or may not be read.
+        HpcgenError: a directory that is not in `planned` does not exist, or one may not be read.
     """
-    return RunWatcher(directories, reads_logs=len(directories) <= MOST_WITH_LOGS).look(now)
+    return RunWatcher(directories, reads_logs=len(directories) <= MOST_WITH_LOGS, planned=planned).look(now)

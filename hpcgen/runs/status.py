@@ -190,8 +190,8 @@ def status_of(run: RunFiles, queue: Queue, accounts: Accounts, now: float) -> Ru
     )
     arrays = tuple(_array_status(array, queue, run.secrets) for array in run.arrays)
     state, why = _state(run, attempts, arrays, jobs, queue, now)
-    running = [job for job in jobs if not job.waits]
-    ends = next((job.ends for job in running if has_attempts(job.stage)), None)
+    ends = next((job.ends for job in jobs if job.state == "RUNNING" and has_attempts(job.stage)), None)
+    goes_on = state in ("running", "waiting", "silent") and _keeps_its_pace(run, attempts)
     return RunStatus(
         directory=str(run.directory),
         name=run.name,
@@ -199,7 +199,7 @@ def status_of(run: RunFiles, queue: Queue, accounts: Accounts, now: float) -> Ru
         state=state,
         why=" ".join(why.split()),
         active=_active(run),
-        training=_training(run, ends, now, goes_on=state in ("running", "waiting", "silent")),
+        training=_training(run, ends, now, goes_on=goes_on),
         program=run.program,
         data=_data(run),
         arrays=arrays,
@@ -210,6 +210,14 @@ def status_of(run: RunFiles, queue: Queue, accounts: Accounts, now: float) -> Ru
         disk=run.disk,
         problems=tuple(filter(None, (queue.problem, run.data_problem, *run.unread))),
     )
+
+
+def _keeps_its_pace(run: RunFiles, attempts: Iterable[AttemptStatus]) -> bool:
+    """False if the running attempt has not begun to train, or was asked to stop: its pace tells no end."""
+    last = next(
+        (each for each in reversed(tuple(attempts)) if each.state == "running" and each.stage == TRAIN), None
+    )
+    return last is None or not (last.asked_to_stop or (run.latest.last_time or 0.0) < last.began)
 
 
 def _active(run: RunFiles) -> float | None:
@@ -339,7 +347,7 @@ def _ended(run: RunFiles, last: AttemptStatus, queue: Queue) -> tuple[RunState, 
             return "waiting", last.reason
         return "stopped", f"{last.reason}; job {last.job} is no longer in the queue"
     if last.state == "killed":
-        return "died", last.reason
+        return ("hung", run.word) if run.state == "hung" else ("died", last.reason)
     return (run.state, run.word) if run.state is not None else ("silent", "")
 
 

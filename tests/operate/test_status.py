@@ -172,6 +172,32 @@ def test_what_happens_during_an_attempt_is_told(training_run: Path) -> None:
     assert (found.state, found.why) == ("running", "asked to save a checkpoint and stop")
 
 
+def test_a_run_that_starts_or_ends_has_no_expected_end(training_run: Path) -> None:
+    """The pace is that of the attempt before, or of steps that do not follow."""
+
+    def ends(job: QueuedJob, now: float = NOW) -> tuple[bool, bool]:
+        """Whether an expected end and a time limit are told."""
+        training = status(training_run, answer(job), now=now).training
+        assert training is not None
+        return training.ends is not None, training.time_limit is not None
+
+    running = {"log": str(training_run / "train-%j.log"), "ends": NOW + 1}
+    assert ends(queued(**running)) == (True, True)
+    assert ends(queued(**running, state="COMPLETING")) == (True, False)
+    write_events(training_run, "8", [], restart=1)
+    assert ends(queued("8", **running), now=START + 10_000) == (False, False)
+    (training_run / "jobs" / "8" / "events.jsonl").unlink()
+    write_events(training_run, "7", [("stop", {"asks": "stop"})])
+    assert ends(queued(**running)) == (False, False)
+
+
+def test_a_job_that_was_killed_in_a_hang_hung(training_run: Path) -> None:
+    (training_run / "stacks").mkdir()
+    (training_run / "stacks" / "rank-00003.txt").write_text("{}")
+    found = status(training_run, answer(), now=NOW + 3000)
+    assert (found.state, found.attempts[0].state) == ("hung", "killed")
+
+
 def test_a_hang_is_told_while_the_job_runs(training_run: Path) -> None:
     stacks = training_run / "stacks"
     stacks.mkdir()

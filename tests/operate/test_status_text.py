@@ -14,6 +14,7 @@ from hpcgen.cli.status_rows import lines, moment, rows
 from hpcgen.runs.status import RunStatus
 from tests.cli.command import hpcgen
 from tests.operate.test_status import NOW, answer, end, queued, status, training_run, write_events
+from tests.runs import minimal_run, write_yaml
 
 pytestmark = pytest.mark.process
 __all__ = ["training_run"]
@@ -83,6 +84,16 @@ def test_watching_ends_with_ctrl_c(training_run: Path, monkeypatch: pytest.Monke
     shown = hpcgen("status", str(training_run), "--watch", "--interval", "0.5")
     assert (shown.status, waits) == (0, [0.5, 0.5])
     assert "gpt: " in shown.stdout
+
+
+def test_a_run_file_without_a_directory_is_a_new_run(
+    training_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = tmp_path / "not-yet"
+    file = write_yaml(tmp_path / "mini.yaml", minimal_run(paths={"run_dir": str(absent)}))
+    shown = hpcgen("status", str(file))
+    assert (shown.status, shown.stdout.splitlines()[0].startswith("not-yet: new")) == (0, True)
+    assert hpcgen("status", str(absent)).status == 2
 
 
 def test_watching_has_no_json(training_run: Path) -> None:
