@@ -12,10 +12,11 @@ KINDS = (failure, markers, directory, checkpoints, speed, learning)
 
 
 def diagnose(files: RunFiles) -> tuple[Cause, ...]:
-    """The causes that a run's files show."""
+    """The causes that a run's files show. Why it ended comes before what may stop the next attempt."""
     found = [(kind, cause) for kind in KINDS for cause in kind.causes(files)]
     if files.state == "done":  # what slowed it costs nothing any more
         found = [
             (kind, replaced(cause, effect="harmless") if kind is speed else cause) for kind, cause in found
         ]
-    return most_likely_first(cause for _, cause in found)
+    ended = tuple(cause for kind, cause in found if kind is failure)
+    return (*ended, *most_likely_first(cause for kind, cause in found if kind is not failure))

@@ -23,10 +23,15 @@ FIXES = {
     "named rank's node with node-health.",
     "a-gpu-runs-out-of-memory": "Use a smaller training.micro_batch_size, training.recompute_modules, or more tensor, "
     "context or pipeline parallelism. hpcgen layouts finds a layout that fits.",
+    "the-model-does-not-fit": "Use more tensor, pipeline or expert parallelism, or a smaller model. Microbatches and "
+    "recomputation do not help before the first step. hpcgen layouts finds a layout that fits.",
+    "ranks-use-the-wrong-gpus": "Give each rank a GPU of its own: compare tasks and GPUs per node, --gpus-per-task and "
+    "CUDA_VISIBLE_DEVICES. scontrol show job -d JOB shows the GPUs of each node.",
     "a-node-or-a-process-died": "Submit again, or let the requeued job continue. If the same node fails again, exclude "
     "it. If a node ran out of memory, use fewer data.num_workers.",
     "a-gpu-is-faulty": "Exclude the node (sbatch --exclude), report it to the admins, and submit again.",
-    "an-import-fails": "Install the package in the image, or set code_dir of the profile (hpcgen install-code).",
+    "an-import-fails": "Install the package in the image, or set code_dir of the profile (hpcgen install-code). If it "
+    "is there and cannot be loaded, such as cuDNN, use an image whose libraries are complete and of one version.",
     "a-file-is-missing-or-unreadable": "Correct the path, or give the jobs access to the file on every node. hpcgen "
     "doctor -c run.yaml --nodes checks the paths there.",
     "a-checkpoint-cannot-be-loaded": "List the checkpoints with their states: hpcgen checkpoint list RUN_DIR. Set back "

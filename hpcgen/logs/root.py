@@ -17,6 +17,7 @@ _LOOK_AT = re.compile(r"Look first at (?P<ranks>ranks? [\d, and-]+?)(?: on (?P<n
 """The sentence of trainer.contract.hang_report."""
 _OWN_NAME = re.compile(r"\b[Rr]ank (?P<rank>\d{1,7})(?: on (?P<node>[A-Za-z][\w.-]*)|[:,]| at )")
 _NODE = re.compile(r"\bnode:? (?P<node>[A-Za-z][\w-]*\d[\w.-]*)")
+_STEP_FRAME = re.compile(r", in (?:forward|backward|step|train_step|training_step)\b")
 MAX_RANKS = 1_000_000
 _PRECEDENCE = (("fact",), ("root", "stop"), ("wait", "exit"))
 """Roles from the one that explains most."""
@@ -41,19 +42,26 @@ def find_root(
     node = _node(root, ranks, _nodes_of_ranks(found), node_of)
     ranks = _ranks_of_workers(root, found) or ranks
     rank = ranks[0] if ranks else None
+    traceback = root.traceback or _context(root, rank, found)
+    kind = "model-memory" if root.kind == "gpu-memory" and _builds_model(traceback) else root.kind
     return Failure(
-        kind=root.kind,
-        title=KINDS[root.kind].title,
+        kind=kind,
+        title=KINDS[kind].title,
         rank=rank,
         ranks=ranks,
         node=node,
         time=root.time,
         message=root.message,
-        traceback=root.traceback or _context(root, rank, found),
+        traceback=traceback,
         cascade=_consequences(found, {id(each) for each in same}, set(ranks)),
         place=f"{root.source}:{root.number}" if root.source else "",
-        fix=_fix(root.kind),
+        fix=_fix(kind),
     )
+
+
+def _builds_model(traceback: str) -> bool:
+    """Whether a module was being made. Then no activations exist yet, whatever the size of a microbatch."""
+    return ", in __init__" in traceback and _STEP_FRAME.search(traceback) is None
 
 
 def _choose(found: Sequence[Evidence], failed: str) -> Evidence | None:

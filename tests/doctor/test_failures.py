@@ -67,6 +67,9 @@ def test_the_root_failure_of_the_last_attempt_is_the_cause(tmp_path: Path, case:
     (run / f"train-{JOB}.log").write_text("\n".join(log) + "\n")
     [cause] = diagnose(read_run_files(run, START + 3600))
     assert (cause.name, cause.page) == (name, page)
+    (run / "stacks").write_text("")
+    also = diagnose(read_run_files(run, START + 3600))
+    assert [(each.name, each.effect) for each in also] == [(name, "ended"), ("wrong-kind", "blocks")]
     assert cause.evidence[0].startswith(f"train-{JOB}.log:3: ")
     assert cause.fix
 

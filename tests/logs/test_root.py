@@ -38,6 +38,37 @@ def test_a_cancellation_explains_only_what_follows(before: bool) -> None:
     assert failure.kind == ("killed" if before else "canceled")
 
 
+OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.50 GiB. GPU 0 has 79 GiB"
+NCCL_ERROR = "torch.distributed.DistBackendError: NCCL error in: x.cpp:49, invalid usage, NCCL version 2.21.5"
+
+
+@pytest.mark.parametrize(
+    ("frame", "error", "kind"),
+    [
+        ("__init__", OUT_OF_MEMORY, "model-memory"),
+        ("forward", OUT_OF_MEMORY, "gpu-memory"),
+        ("forward", "RuntimeError: cuDNN error: CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED", "library"),
+        ("forward", "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "gpu-error"),
+        (
+            "setup",
+            f"{NCCL_ERROR}\nncclInvalidUsage: x\nLast error:\nDuplicate GPU detected : rank 1 and 0",
+            "gpu-binding",
+        ),
+        ("setup", "RuntimeError: CUDA error: invalid device ordinal", "gpu-binding"),
+    ],
+)
+def test_failures_with_similar_words_and_other_fixes_differ(frame: str, error: str, kind: str) -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        f'  File "model.py", line 3, in {frame}',
+        *error.splitlines(),
+    ]
+    every_rank = [f"{rank}: {line}" for rank in (0, 1) for line in lines]
+    failure = find_root(collect(parse(every_rank)), lambda rank: None)
+    assert failure is not None
+    assert (failure.kind, failure.ranks) == (kind, (0, 1))
+
+
 def test_a_node_that_failed_its_check_is_named_if_no_rank_gave_a_cause() -> None:
     check = "2026-11-26T15:48:34+0000 hpcgen: bad nodes: n2 (reports: /runs/a/jobs/7/reports)"
     lost = "1: trainer: rank 1 on n1 lost its peers after iteration 3 (train) (closed by peer)"
