@@ -128,10 +128,11 @@ def _killed(files: RunFiles) -> Iterator[Cause]:
     running = files.markers.get(RUNNING, "").strip()
     marker = (f"{files.directory / RUNNING}:1: {running}",) if running == last.job.partition("_")[0] else ()
     ask = f"See what Slurm says (scontrol show job {last.job}, or sacct -j {last.job} -o State,ExitCode,NodeList). "
+    runs = "" if files.is_active is False else "still runs, "  # Slurm did not tell
     yield Cause(
         name="job-killed",
         effect="ended",
-        what=f"The script of job {last.job} was killed, or its node died: the attempt has no end",
+        what=f"The script of job {last.job} {runs}was killed, or its node died: the attempt has no end",
         evidence=(
             f"{path}: it began {ago} ago on {last.nodes or 'unknown nodes'}, with no end",
             *marker,

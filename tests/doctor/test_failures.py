@@ -84,6 +84,8 @@ def test_slurm_s_answer_is_shown_for_an_attempt_without_an_end(tmp_path: Path) -
     [cause] = diagnose(files)
     assert (cause.name, cause.evidence[-1]) == ("job-killed", "Slurm: job 4711 is NODE_FAIL")
     assert "If the job is gone" in cause.fix
+    assert "still runs" not in cause.what
+    assert "still runs" in diagnose(replaced(files, is_active=None, state="silent"))[0].what
     assert diagnose(replaced(files, is_active=True)) == ()
     (run / f"train-{JOB}.log").write_text("srun: error: ndv5-002: task 1: Killed\n")
     files = replaced(
