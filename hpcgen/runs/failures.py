@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from pathlib import Path
 
 from hpcgen.logs.evidence import Evidence, collect
@@ -18,10 +19,16 @@ from hpcgen.runs.secrets import secrets_of
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.files.shared_files import foreign_link
-from trainer.contract.hang_report import report_file, report_files
+from trainer.contract.hang_report import describe_hang, read_reports, report_file, report_files
 from trainer.contract.record import replaced
 
 _MARKER_BYTES = 64 << 10
+_SIGNALED = 128
+"""A shell adds the number of the signal to this."""
+_CRASHES = frozenset((signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV))
+"""Signals whose number alone means a crash. SIGILL's and SIGABRT's are exit statuses of the trainer."""
+_ENDS = _CRASHES | {signal.SIGILL, signal.SIGABRT, signal.SIGKILL}
+"""Signals that a failed process did not ask for."""
 _LEAST_BYTES = 256 << 10
 """Part of each log that is read even if a job has thousands of them."""
 _MAIN_THREAD, _ALL_THREADS = "Main thread (most recent call last):", "All threads:"
@@ -44,12 +51,47 @@ def root_failure(run_dir: Path, attempt: JobAttempt) -> Failure | None:
         # The script asked for it: Slurm's lines about the end of the job are effects.
         found = [each for each in found if each.kind != "canceled"]
     failed = "" if later else _failed_text(run_dir, attempt)
+    if not found and not failed:
+        found = _without_words(run_dir, attempt, is_last=not later)
     failure = find_root(found, node_of(attempt), failed, num_ranks(attempt))
     if failure is None:
         return None
     traceback = failure.traceback or _stack(run_dir, attempt, failure)
     secrets = secrets_of(run_dir)
     return replaced(failure, message=redact(failure.message, secrets), traceback=redact(traceback, secrets))
+
+
+def _without_words(run_dir: Path, attempt: JobAttempt, *, is_last: bool) -> list[Evidence]:
+    """What speaks for a failure without a line in the logs: reports of a hang, or an exit status that is a signal's."""
+    hang = _hang(run_dir, attempt) if is_last else ""
+    if hang:
+        return list(collect(parse([f"trainer: hung: {hang}"]), "stacks"))
+    name = _signal(attempt.status)
+    if attempt.verdict != "failed" or not name:
+        return []
+    message = f"status {attempt.status} is that of {name}, and no process wrote why"
+    kind = "killed" if name == "SIGKILL" else "crash"
+    return [Evidence(kind=kind, role="exit", order=0, rank=None, message=message)]
+
+
+def _hang(run_dir: Path, attempt: JobAttempt) -> str:
+    """What the ranks reported about a hang of this attempt; "" if nothing."""
+    stacks = run_dir / "stacks"
+    if foreign_link(stacks, run_dir) is not None:
+        return ""
+    with contextlib.suppress(OSError):
+        wrote = max((path.stat().st_mtime for path in report_files(stacks)), default=0.0)
+        reports = read_reports(stacks)
+        if wrote >= attempt.began and reports:
+            return describe_hang(reports, num_ranks(attempt) or None, {})
+    return ""
+
+
+def _signal(status: int | None) -> str:
+    """The name of the signal that an exit status means: 128+N, or N alone."""
+    names = {int(number): number.name for number in _CRASHES}
+    names |= {_SIGNALED + number: number.name for number in _ENDS}
+    return "" if status is None else names.get(status, "")
 
 
 def _stack(run_dir: Path, attempt: JobAttempt, failure: Failure) -> str:

@@ -238,7 +238,7 @@ CASES = {
         "STOPPED:1: 300",
         "Submit again",
     ),
-    "hung": Broken(hung, ("hung",), "Look first at rank 15, which did not report", "node-health"),
+    "hung": Broken(hung, ("hang",), "Look first at rank 15, which did not report", "node-health"),
     "stale lock": Broken(stale_lock, ("stale-lock",), "process 7 on ndv5-001", "waits 90 s"),
     "full disk": Broken(full_disk, ("disk-full",), "free, and a checkpoint takes", "Free space"),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -163,9 +165,54 @@ def test_secrets_in_the_log_are_not_passed_on(tmp_path: Path) -> None:
 def test_a_run_without_a_log_has_no_known_failure(tmp_path: Path) -> None:
     run = write_failed_run(tmp_path / "run")
     (run / "train-7.log").unlink()
+    write_events(run, event("start", BEGAN + 100), event("end", BEGAN + 160, verdict="failed", status="1"))
     assert root_failure(run, last(run)) is None
     (run / "train-7.log").mkdir()
     assert root_failure(run, last(run)) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "signal"),
+    [
+        ("7", "crash", "SIGBUS"),
+        ("135", "crash", "SIGBUS"),
+        ("139", "crash", "SIGSEGV"),
+        ("137", "killed", "SIGKILL"),
+        ("4", "", ""),
+        ("143", "", ""),
+    ],
+)
+def test_a_status_without_words_names_the_signal(tmp_path: Path, status: str, kind: str, signal: str) -> None:
+    """4 and 143 are exit statuses of the trainer."""
+    run = tmp_path / "run"
+    run.mkdir()
+    write_events(run, event("start"), event("end", BEGAN + 60, verdict="failed", status=status))
+    failure = root_failure(run, last(run))
+    assert (failure.kind if failure else "") == kind
+    assert signal in (failure.message if failure else "")
+
+
+def test_a_task_with_the_status_of_a_crash_crashed(tmp_path: Path) -> None:
+    run = write_failed_run(tmp_path / "run")
+    (run / "train-7.log").write_text(
+        BEGIN.format(0) + "srun: error: ndv5-2: task 1: Exited with exit code 135\n"
+    )
+    failure = root_failure(run, last(run))
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.node) == ("crash", 1, "ndv5-2")
+
+
+def test_a_hang_without_a_log_is_told_from_the_stacks(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "stacks").mkdir(parents=True)
+    write_events(run, event("start"), event("launch", nodes="n1 n2", ranks="2"))
+    report = {"rank": 0, "host": "n1", "pid": 1, "iteration": 5, "phase": "step", "at": "step.py:1 _agree"}
+    (run / "stacks" / "rank-00000.txt").write_text(json.dumps({**report, "quiet_s": 60, "since": "10:00"}))
+    failure = root_failure(run, last(run))
+    assert failure is not None
+    assert (failure.kind, failure.rank, failure.node) == ("hang", 1, "n2")
+    os.utime(run / "stacks" / "rank-00000.txt", (BEGAN - 9, BEGAN - 9))
+    assert root_failure(run, last(run)) is None  # of an earlier attempt
 
 
 def test_a_log_of_other_bytes_is_read(tmp_path: Path) -> None:
