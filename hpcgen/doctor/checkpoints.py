@@ -27,7 +27,7 @@ def causes(files: RunFiles) -> Iterator[Cause]:
         found = demote_incomplete(listed) if (listed := read_directory(directory)) else []
         aside = set_aside_paths(directory) if directory.is_dir() else []
     except HpcgenError as error:
-        yield _unreadable(directory, str(error))
+        yield _unreadable(files, str(error))
         return
     valid = next((each for each in found if each.flaw is None), None)
     if valid is None:
@@ -40,13 +40,13 @@ def causes(files: RunFiles) -> Iterator[Cause]:
     yield from _tracker(directory, found, valid)
 
 
-def _unreadable(directory: Path, reason: str) -> Cause:
+def _unreadable(files: RunFiles, reason: str) -> Cause:
     return Cause(
         name="checkpoints-unreadable",
-        effect="blocks",
+        effect="blocks" if files.is_own else "harmless",
         what="The checkpoints cannot be read",
         evidence=(reason,),
-        fix=f"Give this user access to {directory}, or mount its file system here.",
+        fix=f"Give this user access to {files.checkpoints}, or mount its file system here.",
         page=LOST_PAGE,
     )
 
@@ -62,7 +62,7 @@ def _lost(files: RunFiles, found: Sequence[Checkpoint]) -> Iterator[Cause]:
             discard_up_to=keys.discard_up_to if keys else None,
         )
     except OSError as error:
-        yield _unreadable(files.checkpoints, f"{error.filename or files.checkpoints}: {error.strerror}")
+        yield _unreadable(files, f"{error.filename or files.checkpoints}: {error.strerror}")
         return
     if refusal is None:
         return

@@ -99,7 +99,7 @@ def _wrong_kind(path: Path, reason: str, effect: Effect) -> Cause:
 
 def _access(files: RunFiles) -> Iterator[Cause]:
     """Yields directories that the owner of the run cannot write to. Others may only read it, which is no fault."""
-    if files.directory.stat().st_uid != os.geteuid():
+    if not files.is_own:
         return
     for path in (files.directory, files.directory / "jobs", files.checkpoints):
         if not path.is_dir() or os.access(path, os.W_OK | os.X_OK):
@@ -218,7 +218,7 @@ def _metrics(files: RunFiles) -> Iterator[Cause]:
     except OSError as error:
         yield Cause(
             name="metrics-unreadable",
-            effect="blocks",
+            effect="blocks" if files.is_own else "harmless",
             what="metrics.jsonl cannot be read",
             evidence=(f"{path}: {error.strerror}",),
             fix="Give this user access to it.",

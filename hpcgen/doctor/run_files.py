@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,11 @@ class RunFiles:
     def last(self) -> JobAttempt | None:
         """The attempt whose end counts."""
         return _last(self.attempts)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this user owns the run. What others cannot read may still be readable for its jobs."""
+        return self.directory.stat().st_uid == os.geteuid()
 
     @property
     def run_directory(self) -> RunDirectory:

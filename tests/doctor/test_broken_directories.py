@@ -274,6 +274,16 @@ def test_links_of_another_user_are_named_and_not_followed(tmp_path: Path, name: 
     assert "my password" not in str(others)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_what_a_guest_cannot_read_does_not_block_the_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").symlink_to("metrics.jsonl")
+    assert {each.name: each.effect for each in found(run)}["metrics-unreadable"] == "blocks"
+    os.chown(run, 65534, 65534)
+    assert {each.name: each.effect for each in found(run)}["metrics-unreadable"] == "harmless"
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_without_write_access_is_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
