@@ -256,7 +256,14 @@ def _header(
 ) -> list[str]:
     run, libraries = plan.run, context["libraries"]
     templates = [(_origin(path), _sha256(path.read_bytes())) for path in sources]
-    known = {**context, "libraries": [(each.name, each.sha256) for each in libraries], "templates": templates}
+    known = {
+        **context,
+        "job_files": [
+            *stage.files.items()
+        ],  # without the record of the submission, which names directories here
+        "libraries": [(each.name, each.sha256) for each in libraries],
+        "templates": templates,
+    }
     inputs = json.dumps({"version": __version__, **known}, sort_keys=True, default=str)
     lines = [f"{plan.config.name}: {stage.name} on {run.cluster_name} ({run.node_type.description})"]
     if plan.layout is not None and stage.kind.trains:
