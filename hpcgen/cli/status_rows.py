@@ -223,7 +223,7 @@ def _attempt_rows(status: RunStatus, now: float) -> Iterator[Row]:
 
 
 def _failure_text(failure: Failure) -> str:
-    """What failed, where the log says so, and the page with the fix."""
+    """The failure, its place in the log, and the page with the fix."""
     others = f"; then {', '.join(map(str, failure.cascade))}" if failure.cascade else ""
     place = f" ({failure.place})" if failure.place else ""
     fix = f"; see docs/{failure.fix}" if failure.fix else ""

@@ -16,7 +16,7 @@ _ORDER = {effect: index for index, effect in enumerate(get_args(Effect))}
 
 @record(kw_only=True)
 class Cause:
-    """What was found in a run's directory."""
+    """A finding in a run's directory."""
 
     name: str
     """Word for scripts, which stays the same: disk-full."""

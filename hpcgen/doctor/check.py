@@ -15,12 +15,12 @@ class Check:
     """The result of one check."""
 
     name: str
-    """What was checked: Slurm's KillWait."""
+    """The subject of the check, such as Slurm's KillWait."""
     state: State
     found: str
-    """What was found, in one line. For a skipped check, why."""
+    """The finding in one line. For a skipped check, the reason."""
     fix: str = ""
-    """What to do about a warning or a failure."""
+    """The fix for a warning or a failure."""
 
 
 def any_failed(checks: Iterable[Check]) -> bool:

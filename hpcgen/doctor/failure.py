@@ -1,4 +1,4 @@
-"""What ended the last attempt of a run: the root failure in its logs, a hang, or the reason in FAILED."""
+"""The end of the last attempt of a run: the root failure in its logs, a hang, or the reason in FAILED."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ TIMEOUT_S = 15.0
 
 @record
 class Answer:
-    """What a program printed, or why there is no answer."""
+    """The output of a program, or why there is no answer."""
 
     text: str
     problem: str = ""

@@ -40,7 +40,7 @@ MOST_BYTES = 1 << 20
 
 @record(kw_only=True)
 class RunFiles:
-    """What a run left in its directory."""
+    """The files that a run left in its directory."""
 
     directory: Path
     checkpoints: Path
@@ -66,7 +66,7 @@ class RunFiles:
     is_active: bool | None = None
     """Whether Slurm has the job of the last attempt, waiting or running. None if that is unknown."""
     slurm_says: str = ""
-    """What Slurm says about that job; "" if it was not asked."""
+    """The answer of Slurm about that job; "" if it was not asked."""
 
     @property
     def last(self) -> JobAttempt | None:

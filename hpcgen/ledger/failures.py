@@ -34,7 +34,7 @@ class Failures:
 
 @record(kw_only=True)
 class Saving:
-    """What saves cost, and how often to save. Times in seconds."""
+    """The cost of saves, and how often to save. Times in seconds."""
 
     stall_s: float
     """Time that training stood still for a save, mean."""
@@ -67,7 +67,7 @@ def measured_failures(legs: Sequence[Leg], exposed_s: float, *, goes_on: bool) -
 
 
 def measured_saving(history: History, failures: Failures, restart_s: float) -> Saving | None:
-    """What saves cost. None if the run has not saved, or was not interrupted."""
+    """The cost of saves. None if the run has not saved, or was not interrupted."""
     intervals = list(_save_intervals(history))
     if not intervals or failures.mean_s is None:
         return None

@@ -19,7 +19,7 @@ WINDOWS = (1, 3, 7)
 
 @record(kw_only=True)
 class JobFacts:
-    """What the job of an attempt holds, and what it costs."""
+    """The GPUs that the job of an attempt holds, and their cost."""
 
     gpus: int | None = None
     """None if it is not known."""

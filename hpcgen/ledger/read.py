@@ -152,7 +152,7 @@ def _accounted_ends(jobs: Sequence[JobAttempt]) -> dict[str, float]:
 
 
 def _facts(directory: Path, job: JobAttempt, price: JobFacts) -> JobFacts:
-    """What a job recorded of its nodes, and their price."""
+    """The record of a job about its nodes, and their price."""
     found = _machine(directory, job)
     per_node, own_price = (
         number_or_none(found.get("gpus_per_node")),

@@ -48,7 +48,7 @@ class Evidence:
     time: float | None = None
     message: str
     traceback: str = ""
-    """Of a process that ended without one: the last lines of its rank."""
+    """The traceback, or the last lines of a rank whose process ended without one."""
     source: str = ""
     """Name of the file."""
     number: int = 0

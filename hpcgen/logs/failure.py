@@ -1,4 +1,4 @@
-"""What made an attempt fail, as `logs`, `status`, `doctor` and notifications show it."""
+"""The reason why an attempt failed, as `logs`, `status`, `doctor` and bundles show it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Consequence:
     kind: str
     """Kind of signature, such as lost-peers."""
     title: str
-    """What the ranks did: "lost their peers"."""
+    """The words for it: "lost their peers"."""
     ranks: tuple[int, ...]
     """The ranks that said so, in order. Empty if the lines name no rank."""
     count: int

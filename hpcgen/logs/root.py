@@ -191,7 +191,7 @@ def _context(root: Evidence, rank: int | None, found: Sequence[Evidence]) -> str
 
 
 def _consequences(found: Sequence[Evidence], root: set[int], ranks: set[int]) -> tuple[Consequence, ...]:
-    """What followed, by kind. A rank counts once, with the first thing it said."""
+    """The consequences by kind. A rank counts once, with the first thing it said."""
     ranks_of: dict[str, dict[int, None]] = {}
     lines_of: dict[str, int] = {}
     counted = set(ranks)

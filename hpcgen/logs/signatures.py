@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
 Role = Literal["fact", "root", "stop", "wait", "exit", "cascade"]
-"""What a match can explain.
+"""The weight of a match as an explanation.
 
 fact: an observation of the kernel, the driver or Slurm. It explains all other failures, also earlier ones, which only
     saw its effect.
@@ -83,7 +83,7 @@ KINDS = {
 
 
 class Signature(NamedTuple):
-    """What one form of words means: a row of signatures.tsv."""
+    """The meaning of one form of words: a row of signatures.tsv."""
 
     kind: str
     role: Role
@@ -144,7 +144,7 @@ class Match(NamedTuple):
 
 
 def match_line(text: str) -> Match | None:
-    """What a single line means. None for a line about nothing that failed."""
+    """The meaning of a single line. None if it is not about a failure."""
     if not _FAILS.search(text) or _WARNING.search(text):
         return None
     text = text[:MAX_LINE]
@@ -174,7 +174,7 @@ def known_cause(text: str) -> Match | None:
 
 
 def match_exception(text: str) -> Match:
-    """What an exception means, from its last lines."""
+    """The meaning of an exception, from its last lines."""
     text = "\n".join(line[:MAX_LINE] for line in text[:4000].split("\n"))
     return _first("exception", text, _without_guesses(text)) or Match("exception", "root")
 

@@ -19,7 +19,7 @@ TRANSFORMER_ENGINE_OF_FP8 = {"tensorwise": (2, 2), "delayed": (1, 0)}
 
 @record(kw_only=True)
 class ImageRecord:
-    """What is recorded of an image."""
+    """The record of an image."""
 
     sha256: str
     size: int | None

@@ -62,7 +62,7 @@ class Member:
     """Path that it was read from. Empty for what the command made."""
     content: bytes
     cut: str = ""
-    """What part of the source it is, if not all of it."""
+    """The part of the source that it is, if not all of it."""
 
     def listed(self) -> dict[str, Any]:
         """Its entry in the list of contents."""

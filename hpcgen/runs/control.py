@@ -43,9 +43,9 @@ class RunJobs:
     own: tuple[QueuedJob, ...]
     """The user's own, those that wait first."""
     others: tuple[QueuedJob, ...]
-    """Those of other users."""
+    """Jobs of other users."""
     local: tuple[JobAttempt, ...]
-    """Those that `hpcgen submit --launcher local` runs on this machine."""
+    """Jobs that `hpcgen submit --launcher local` runs on this machine."""
     has_started: bool
     """False if no job of the run has ever started."""
 

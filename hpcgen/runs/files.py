@@ -71,7 +71,7 @@ class Disk:
 
 @record(kw_only=True)
 class ArrayFiles:
-    """What the tasks of an array recorded."""
+    """The records of the tasks of an array."""
 
     job: str
     stage: str
@@ -89,7 +89,7 @@ class ArrayFiles:
 
 @record(kw_only=True)
 class RunFiles:
-    """What the directory of a run says."""
+    """The contents of a run directory, without an answer of Slurm."""
 
     directory: Path
     name: str
@@ -123,7 +123,7 @@ class RunFiles:
     """Nodes that jobs avoid, and until when."""
     disk: Disk | None
     unread: tuple[str, ...]
-    """What could not be read, and why."""
+    """Files that could not be read, and why."""
 
     @functools.cached_property
     def paths(self) -> tuple[Path, Path]:
@@ -191,7 +191,7 @@ class RunReader:
         )
 
     def _array(self, array: int, tasks: Sequence[str]) -> ArrayFiles | None:
-        """What the tasks of an array recorded; None if none has started."""
+        """The records of the tasks of an array; None if none has started."""
         jobs = self._directory / "jobs"
         first = next((attempt for task in tasks for attempt in read_job(jobs / task)), None)
         if first is None:

@@ -19,7 +19,7 @@ _LARGEST_WINDOW = 16 << 20
 
 @record(kw_only=True)
 class Latest:
-    """What a run recorded last. An event is empty if the end of the file has none."""
+    """The latest records of a run. An event is empty if the end of the file has none."""
 
     start: Event
     """Start of the last attempt."""

@@ -20,7 +20,7 @@ class ListedRuns:
 
     runs: tuple[RunStatus, ...]
     problems: tuple[str, ...]
-    """What could not be looked at, and why."""
+    """Directories that could not be looked at, and why."""
 
 
 def list_runs(

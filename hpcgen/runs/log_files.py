@@ -158,7 +158,7 @@ def attempt_range(file: BinaryIO, restart: int, *, is_last: bool) -> tuple[int, 
 
 
 def _begins(restart: int) -> bytes:
-    """What is in the first line of an attempt, which the batch script prints."""
+    """Words in the first line of an attempt, which the batch script prints."""
     return b", restart %d, on " % restart
 
 

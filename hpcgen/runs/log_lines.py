@@ -192,5 +192,5 @@ class _Growing:
 
     @staticmethod
     def _whole(data: bytes) -> bytes:
-        """What remains of an old file counts as complete lines."""
+        """The rest of an old file as complete lines."""
         return data if not data or data.endswith(b"\n") else data + b"\n"

@@ -61,7 +61,7 @@ class AttemptStatus:
     asked_to_stop: bool
     """Whether it was asked to save and stop, by a user or before the time limit."""
     failure: Failure | None = None
-    """What the logs say, of the last attempt that ended with a failure."""
+    """The cause in the logs of the last attempt that ended with a failure."""
 
 
 @record(kw_only=True)
@@ -73,7 +73,7 @@ class JobStatus:
     state: str
     """Slurm's state, such as PENDING."""
     words: str
-    """What it does or waits for."""
+    """The words for its state, such as `waits for resources`."""
     tasks: int
     """Number of tasks of an array; 0 for other jobs."""
     starts: float | None
@@ -93,7 +93,7 @@ class DataStage:
     waiting: int
     remaining_s: float | None
     errors: tuple[str, ...]
-    """What failed, at most MOST_ERRORS."""
+    """Messages of failed outputs, at most MOST_ERRORS."""
 
 
 @record(kw_only=True)
@@ -162,7 +162,7 @@ class RunStatus:
     """Nodes that jobs avoid, and until when (Unix time in seconds)."""
     disk: Disk | None
     problems: tuple[str, ...]
-    """What could not be found out, and why."""
+    """Questions that could not be answered, and why."""
 
 
 MOST_ERRORS = 3

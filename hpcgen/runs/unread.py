@@ -41,7 +41,7 @@ def unread_records(directory: Path, attempts: Iterable[JobAttempt] = ()) -> tupl
 
 
 def unread_logs(directory: Path) -> tuple[str, ...]:
-    """Which logs of jobs this user may not read."""
+    """Logs of jobs that this user may not read."""
     try:
         names = sorted(os.listdir(directory))  # noqa: PTH208 # without a stat for each
     except OSError as error:

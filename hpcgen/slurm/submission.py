@@ -1,4 +1,4 @@
-"""What a job records about its submission, so that hpcgen resume can submit the run again."""
+"""The record of a submission in each job, so that hpcgen resume can submit the run again."""
 
 from __future__ import annotations
 

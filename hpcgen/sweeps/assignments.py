@@ -25,7 +25,7 @@ SCIENTIFIC_TO = 0.01
 """Numbers up to this one are written as 3e-4 in names."""
 
 Assignments = tuple[str, ...]
-"""What distinguishes a point, such as ("optimizer.lr=1e-4", "training.seed=2")."""
+"""The values that distinguish a point, such as ("optimizer.lr=1e-4", "training.seed=2")."""
 
 _OF_POINTS = {
     "name": "each point has its own name, which begins with that of the run file",
