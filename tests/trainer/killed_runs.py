@@ -56,10 +56,17 @@ class Recorded:
     def lost_s(self, resumed: int) -> float:
         """Seconds of the steps after the iteration from which the next attempt resumed, as far as the kill."""
         lost = [step for step in self.steps if step.iteration > resumed]
-        last = self.steps[-1].ended if self.steps else self.killed
-        assert last is not None
-        assert self.killed is not None
-        return sum(step.seconds for step in lost) + max(0.0, self.killed - last)
+        return sum(step.seconds for step in lost) + self.interrupted_s
+
+    @property
+    def interrupted_s(self) -> float:
+        """Seconds from the end of the last step to the kill, in which the next step began."""
+        return max(0.0, self.killed - self.steps[-1].ended) if self.killed and self.steps else 0.0
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds of the longest step, be it completed or interrupted by the kill."""
+        return max(self.interrupted_s, *(step.seconds for step in self.steps))
 
 
 def train_with_kills(config: dict[str, Any], kills: int, seed: int) -> list[Recorded]:
