@@ -67,6 +67,7 @@ CONTENTS = {
         *(
             "docs/training",
             "docs/training-options",
+            "docs/fine-tuning",
             "docs/moe",
             "docs/deepseek",
             "docs/long-context",

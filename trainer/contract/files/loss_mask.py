@@ -1,0 +1,42 @@
+"""The loss mask of a pair of chats: PREFIX.mask, next to PREFIX.bin and PREFIX.idx.
+
+The file has one byte for each token of the .bin, in its order and without a header: LEARNED if the token belongs to an
+answer of the assistant, which includes the token that ends the answer, else 0.
+"""
+
+from __future__ import annotations
+
+import os
+
+from trainer.contract.problem import FilePlace, Problem
+
+SUFFIX = ".mask"
+LEARNED = 1
+"""Value of a token that counts in the loss as a label."""
+
+
+def mask_path(prefix: str | os.PathLike[str]) -> str:
+    """Path of the mask of the pair at `prefix`."""
+    return os.fspath(prefix) + SUFFIX
+
+
+def has_mask(prefix: str | os.PathLike[str]) -> bool:
+    """Returns whether the pair at `prefix` has a mask, so that its documents are chats."""
+    return os.path.lexists(mask_path(prefix))
+
+
+def size_problem(prefix: str | os.PathLike[str], num_tokens: int) -> Problem | None:
+    """The problem of a mask whose size is not `num_tokens`, the number of tokens of its pair. None if it fits.
+
+    Raises:
+        OSError: the mask is missing or cannot be read.
+    """
+    path = mask_path(prefix)
+    size = os.stat(path).st_size  # noqa: PTH116
+    if size == num_tokens:
+        return None
+    reason = (
+        f"has {size:,} bytes, but the pair has {num_tokens:,} tokens. The two do not belong together, or one is "
+        "truncated"
+    )
+    return Problem("", reason, "make the pair again", where=FilePlace(path), subject="the loss mask")
