@@ -1,7 +1,4 @@
-"""Converts tensors between Megatron-Core's and Hugging Face's forms. Both directions are exact.
-
-Shapes: g query groups, n heads, d width of a head, h hidden size.
-"""
+"""Converts tensors between Megatron-Core's and Hugging Face's forms. Both directions are exact."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import torch
 
 from trainer.contract.config import ModelConfig
 from trainer.contract.families.model_family import Weight
+from trainer.lora.parts import join, split
 
 
 def to_huggingface(weight: Weight, tensor: torch.Tensor, model: ModelConfig) -> dict[str, torch.Tensor]:
@@ -23,9 +21,9 @@ def to_huggingface(weight: Weight, tensor: torch.Tensor, model: ModelConfig) -> 
         case "gate_up":
             parts = list(tensor.chunk(2))
         case "qkv":
-            parts = _split_qkv(tensor, model)
+            parts = list(split("linear_qkv", tensor, model).values())
         case "qkv_conv1d":
-            joined = torch.cat(_split_qkv(tensor, model))
+            joined = torch.cat(list(split("linear_qkv", tensor, model).values()))
             parts = [joined.t() if joined.dim() == 2 else joined]
         case _:
             parts = [tensor]
@@ -58,19 +56,8 @@ def expected_shapes(weight: Weight, model: ModelConfig) -> Mapping[str, tuple[in
     return {name: tuple(part.shape) for name, part in parts.items()}
 
 
-def _split_qkv(tensor: torch.Tensor, model: ModelConfig) -> list[torch.Tensor]:
-    """[g * (n/g + 2) * d, ...] -> query [n * d, ...], key and value [g * d, ...]."""
-    groups, width = model.num_query_groups or 0, model.kv_channels or 0
-    queries = model.num_attention_heads // groups * width
-    blocks = tensor.reshape(groups, queries + 2 * width, *tensor.shape[1:])
-    return [part.flatten(0, 1) for part in blocks.split([queries, width, width], dim=1)]
-
-
 def _join_qkv(parts: Sequence[torch.Tensor], model: ModelConfig) -> torch.Tensor:
-    """The inverse of `_split_qkv`."""
-    groups = model.num_query_groups or 0
-    blocks = [part.reshape(groups, -1, *part.shape[1:]) for part in parts]
-    return torch.cat(blocks, dim=1).flatten(0, 1)
+    return join("linear_qkv", dict(zip("qkv", parts, strict=True)), model)
 
 
 def _pad(table: torch.Tensor, rows: int) -> torch.Tensor:

@@ -1,0 +1,117 @@
+"""Linear layers of a model that can have LoRA adapters, and the shapes of these adapters.
+
+An adapter has a part for each matrix that Hugging Face stores separately. So linear_qkv has the parts q, k and v, and
+linear_fc1 of a gated MLP has gate and up. Adapters of PEFT then have the same parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Literal, NamedTuple
+
+from trainer.contract.attention import attention_of
+from trainer.contract.config import ModelConfig
+from trainer.contract.config.lora import LoraConfig
+from trainer.contract.model.experts import moe_layer_pattern
+
+LINEARS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+"""Megatron-Core's names of the linear layers that can have an adapter."""
+
+
+class Part(NamedTuple):
+    """A part of an adapter, with lora_A [rank, inputs] and lora_B [outputs, rank] for the complete layer."""
+
+    name: str
+    inputs: int
+    outputs: int
+
+
+class Linear(NamedTuple):
+    """A linear layer that can have an adapter, or the same linear layer of all experts of a transformer layer."""
+
+    name: str
+    """Name in the complete model, such as decoder.layers.0.mlp.linear_fc1. That of experts has no number of an expert:
+    decoder.layers.0.mlp.experts.linear_fc1."""
+    parts: tuple[Part, ...]
+    divided: Literal["outputs", "inputs"]
+    """The side of the weight that tensor parallelism divides."""
+    num_experts: int | None = None
+    """Number of experts, each of which has an adapter. None for a layer that is not part of experts."""
+
+    def parameter_count(self, rank: int) -> int:
+        """Number of parameters of the adapters of this rank, over all experts."""
+        return (self.num_experts or 1) * sum(rank * (part.inputs + part.outputs) for part in self.parts)
+
+    @property
+    def kind(self) -> str:
+        """Megatron-Core's name of the linear layer, one of LINEARS."""
+        return self.name.rpartition(".")[2]
+
+
+def linears(model: ModelConfig) -> Iterator[Linear]:
+    """Yields the linear layers of the resolved `model` that can have an adapter, in their order.
+
+    Down- and up-projections of latent attention are not among them.
+    """
+    for number, has_experts in enumerate(moe_layer_pattern(model)):
+        yield from layer_linears(model, number, has_experts=has_experts)
+
+
+def layer_linears(model: ModelConfig, number: int, *, has_experts: bool) -> Iterator[Linear]:
+    """Yields the `linears` of the transformer layer `number`, counted from 0."""
+    layer = f"decoder.layers.{number}"
+    yield from _of_attention(model, f"{layer}.self_attention")
+    if not has_experts:
+        yield from _of_mlp(model, f"{layer}.mlp", model.ffn_hidden_size)
+        return
+    yield from _of_mlp(model, f"{layer}.mlp.experts", model.moe_ffn_hidden_size, model.num_moe_experts)
+    if model.moe_shared_expert_intermediate_size is not None:
+        yield from _of_mlp(model, f"{layer}.mlp.shared_experts", model.moe_shared_expert_intermediate_size)
+
+
+def targets(lora: LoraConfig, model: ModelConfig) -> list[Linear]:
+    """The linear layers of the resolved `model` that have adapters."""
+    return [linear for linear in linears(model) if is_target(lora, linear.name)]
+
+
+def is_target(lora: LoraConfig, name: str) -> bool:
+    """True if the linear layer `name` has an adapter."""
+    if lora.target_modules is None:
+        return True
+    return any(matches(pattern, name) for pattern in lora.target_modules)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """True if an entry of lora.target_modules chooses the linear layer `name`. A name in LINEARS chooses it in all
+    transformer layers."""
+    return fnmatchcase(name.rpartition(".")[2] if pattern in LINEARS else name, pattern)
+
+
+def adapter_parameter_count(lora: LoraConfig, model: ModelConfig) -> int:
+    """Number of parameters of all adapters of the resolved `model`. 0 without adapters."""
+    if lora.rank is None:
+        return 0
+    return sum(linear.parameter_count(lora.rank) for linear in targets(lora, model))
+
+
+def _of_attention(model: ModelConfig, prefix: str) -> Iterator[Linear]:
+    heads, groups, width = model.num_attention_heads, model.num_query_groups or 0, model.kv_channels or 0
+    for product in attention_of(model).projections(model):
+        name = f"{prefix}.{product.name}"
+        if product.name == "linear_qkv":
+            outputs = {"q": heads * width, "k": groups * width, "v": groups * width}
+            parts = tuple(Part(part, product.inputs, size) for part, size in outputs.items())
+            yield Linear(name, parts, "outputs")
+        elif product.name == "linear_proj":
+            yield Linear(name, (Part("o", product.inputs, product.outputs),), "inputs")
+
+
+def _of_mlp(
+    model: ModelConfig, prefix: str, width: int | None, num_experts: int | None = None
+) -> Iterator[Linear]:
+    assert width
+    names = ("gate", "up") if model.swiglu else ("up",)
+    inputs = tuple(Part(part, model.hidden_size, width) for part in names)
+    yield Linear(f"{prefix}.linear_fc1", inputs, "outputs", num_experts)
+    yield Linear(f"{prefix}.linear_fc2", (Part("down", width, model.hidden_size),), "inputs", num_experts)

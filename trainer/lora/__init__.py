@@ -1,0 +1,1 @@
+"""LoRA: adapters next to the linear layers of a frozen model."""
