@@ -45,7 +45,7 @@ class Setup:
     layout: Layout
     optimizer: Optimizer
     separates_documents: bool = False
-    """The value of data.reset_attention_mask."""
+    """True if tokens attend only to their document or chat."""
     gradient_bytes: int = 4
     """Size of an accumulated gradient. The trainer always accumulates in fp32; other programs may use bf16."""
 
@@ -58,7 +58,7 @@ class Setup:
             trainer.training,
             layout,
             optimizer_of(trainer.optimizer),
-            separates_documents=trainer.data.reset_attention_mask,
+            separates_documents=trainer.data.separates_documents,
         )
 
     @classmethod
@@ -70,7 +70,7 @@ class Setup:
             facts.training,
             layout,
             optimizer_of(facts.optimizer),
-            separates_documents=facts.data.reset_attention_mask,
+            separates_documents=facts.data.separates_documents,
         )
 
     @functools.cached_property

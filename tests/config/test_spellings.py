@@ -97,7 +97,7 @@ WORDS = """
     optimizer.betas -> use optimizer.adam_beta1 and
     data.schedule data.format data.streaming checkpoint.best optimizer.decay -> known keys are
     model.lora_rank lora peft training.lora model.lora_alpha -> examples/deepspeed/lora.yaml
-    sft data.sft data.chat_template training.loss_on_answers -> examples/deepspeed/sft.yaml
+    sft data.chat_template training.loss_on_answers -> use data.sft: true
     model.tie_embeddings tie_word_embeddings -> use model.untie_embeddings_and_output_weights, with the opposite
     distillation training.distillation teacher -> does not support distillation
     early_stopping training.patience -> does not support early stopping

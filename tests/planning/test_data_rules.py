@@ -6,9 +6,11 @@ import pytest
 
 from tests.planning.cases import broken, errors
 from trainer.contract.config import Dataset
-from trainer.contract.rules import data
+from trainer.contract.rules import chats, context_parallel, cuda_graphs, data
 
 CORPUS, WEIGHED = Dataset(prefix="corpus"), Dataset(prefix="weighed", weight=0.5)
+
+CHATS = {"data__mock": False, "data__datasets": (CORPUS,), "data__sft": True}
 
 REFUSED = {
     "data two ways": (
@@ -41,6 +43,41 @@ REFUSED = {
         "training.eval_iters",
         data.evaluation_has_samples,
     ),
+    "chats without pairs": ({"data__sft": True}, "data.sft", chats.chats_are_tokenized),
+    "chats as documents": (
+        CHATS | {"data__reset_attention_mask": True},
+        "data.reset_attention_mask",
+        chats.chats_are_separate,
+    ),
+    "an end of document in chats": (CHATS | {"data__eod_id": 5}, "data.eod_id", chats.chats_are_separate),
+    "packing without chats": ({"data__sft_packing": False}, "data.sft_packing", chats.packing_needs_chats),
+    "chats that are not exchanged": (
+        CHATS | {"parallelism__context_parallel_size": 2, "parallelism__cp_comm_type": "p2p"},
+        "parallelism.cp_comm_type",
+        context_parallel.exchange_fits_attention,
+    ),
+    "chats in graphs": (
+        CHATS | {"training__cuda_graph_impl": "transformer_engine"},
+        "training.cuda_graph_impl",
+        cuda_graphs.cuda_graphs_need_one_document,
+    ),
+    "chats with torch's attention on GPUs": (
+        CHATS | {"training__transformer_impl": "torch"},
+        "data.sft",
+        data.documents_need_transformer_engine_on_gpus,
+    ),
+    "chats with experts that predict": (
+        CHATS
+        | {
+            "model__mtp_num_layers": 1,
+            "model__num_moe_experts": 8,
+            "model__moe_router_topk": 2,
+            "model__add_bias_linear": False,
+            "model__position_embedding_type": "rope",
+        },
+        "model.mtp_num_layers",
+        chats.predicting_layers_see_masks,
+    ),
 }
 
 
@@ -50,6 +87,9 @@ def test_a_broken_rule_is_one_problem(changes, path, rule):
 
 
 ACCEPTED = {
+    "chats": CHATS,
+    "chats in samples of their own": CHATS | {"data__sft_packing": False},
+    "chats with context parallelism": CHATS | {"parallelism__context_parallel_size": 2},
     "datasets": {"data__mock": False, "data__datasets": (CORPUS, CORPUS)},
     "weighed datasets": {"data__mock": False, "data__datasets": (WEIGHED, WEIGHED)},
     "a blend per split": {"data__mock": False, "data__train": (CORPUS,), "data__valid": (WEIGHED,)},

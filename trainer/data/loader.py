@@ -70,7 +70,7 @@ def num_microbatches(batch_size: int, config: TrainerConfig, groups: ProcessGrou
 
 def reads_samples(chunk: DistributedDataParallel, data: BlendConfig) -> bool:
     """True if the chunk embeds tokens, has MTP layers or computes the loss, or if attention must know the documents."""
-    if data.reset_attention_mask:
+    if data.separates_documents:
         return True
     model = unwrap_model(chunk)
     return bool(model.pre_process or model.post_process or getattr(model, "mtp_process", False))

@@ -89,7 +89,7 @@ def _build_chunk(
     model = config.model
     last_vp_stage = (config.parallelism.virtual_pipeline_model_parallel_size or 1) - 1
     spec = layers.block_submodules(
-        core, vp_stage, kernels.transformer_engine is not None, config.data.reset_attention_mask
+        core, vp_stage, kernels.transformer_engine is not None, config.data.separates_documents
     )
     if model.layer_spec is not None:
         spec = custom.block_submodules(model.layer_spec, core, vp_stage, spec)
@@ -97,7 +97,7 @@ def _build_chunk(
     mtp: dict[str, Any] = {}
     if model.mtp_num_layers is not None:
         provider = multi_token.PredictingModel
-        mtp = multi_token.block_spec(core, spec, vp_stage, kernels, config.data.reset_attention_mask)
+        mtp = multi_token.block_spec(core, spec, vp_stage, kernels, config.data.separates_documents)
     if model.model_provider is not None:
         provider = code_loading.load(model.model_provider, "model.model_provider")
     chunk = provider(
@@ -117,7 +117,7 @@ def _build_chunk(
     if model.rope_scaling is not None:
         parts_of(model).scale_frequencies(chunk, model)
     experts.correct_ranks(chunk, etp=groups.expt_tp.size(), tp=groups.tp.size())
-    custom.refuse_wrong_parts(chunk, separate_documents=config.data.reset_attention_mask)
+    custom.refuse_wrong_parts(chunk, separate_documents=config.data.separates_documents)
     if config.device == "cuda":
         chunk.cuda(torch.cuda.current_device())
     return chunk

@@ -59,7 +59,7 @@ def _require_separated_documents(chunk: torch.nn.Module) -> None:
     if others or not (attentions or isinstance(chunk, GPTModel)):
         name = ", ".join(sorted(others)) or f"{type(chunk).__name__}, which has no core_attention,"
         raise TrainerError(
-            f"data.reset_attention_mask = true, but {name} does not separate documents. Remove the key, or make the "
+            f"data.reset_attention_mask or data.sft is true, but {name} does not separate documents. Make the "
             "attention use the boundaries of documents in place of the mask, and set separates_documents = True in it"
         )
 

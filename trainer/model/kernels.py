@@ -126,7 +126,7 @@ def _needs_its_layers(config: TrainerConfig) -> dict[str, object]:
         # Core's recomputation that discards outputs asks Transformer Engine whether FP8 is on.
         "training.recompute_modules": ", ".join(sorted(discarding)) or None,
         # torch's kernels would need a mask of all queries and keys.
-        "data.reset_attention_mask": (config.device == "cuda" and config.data.reset_attention_mask) or None,
+        config.data.separating_key: (config.device == "cuda" and config.data.separates_documents) or None,
     }
 
 

@@ -44,6 +44,11 @@ class BlendConfig:
     only on distances. Default: count from the beginning of the sample."""
     eod_mask_loss: bool = False
     """Leave the prediction after the end-of-document token, the next document's first token, out of the loss."""
+    sft: bool = False
+    """The documents are chats with a loss mask, PREFIX.mask: learn only the answers of the assistant. Chats never see
+    each other, and positions begin with each chat."""
+    sft_packing: bool = True
+    """With sft: put several chats into a sample. Otherwise, each chat has a sample of its own, padded to seq_length."""
     eod_id: NonNegative | None = None
     """ID of the end-of-document token, for the three keys above. Default: the token of data.tokenizer."""
     num_workers: Free[NonNegative] = 2
@@ -55,3 +60,13 @@ class BlendConfig:
     def needs_eod(self) -> bool:
         """True if the trainer must know the end-of-document token."""
         return self.reset_attention_mask or self.reset_position_ids or self.eod_mask_loss
+
+    @property
+    def separates_documents(self) -> bool:
+        """True if tokens attend only to tokens of the same document or chat."""
+        return self.sft or self.reset_attention_mask
+
+    @property
+    def separating_key(self) -> str:
+        """The key that separates documents, if they are separate."""
+        return "data.sft" if self.sft else "data.reset_attention_mask"

@@ -49,12 +49,13 @@ def exchange_fits_attention(facts: Facts) -> Iterator[Problem]:
     packed documents, and p2p and a2a need each of them padded to a multiple of 2 x CP.
     """
     kind = facts.parallelism.cp_comm_type
-    if facts.data.reset_attention_mask and kind not in (None, "all_gather"):
+    if facts.data.separates_documents and kind not in (None, "all_gather"):
+        key = facts.data.separating_key
         yield Problem(
             path=KIND,
-            reason="does not support data.reset_attention_mask = true",
+            reason=f"does not support {key} = true",
             candidates=[None, "all_gather"],
-            about=("data.reset_attention_mask",),
+            about=(key,),
         )
     elif kind is not None and kind not in exchanges(facts.model):
         yield Problem(
@@ -71,11 +72,7 @@ def heads_fit_kernels(facts: Facts) -> Iterator[Problem]:
     and the backend without this condition has no context parallelism. With documents, the trainer gathers the keys.
     """
     model = facts.resolved_model
-    if (
-        facts.parallelism.context_parallel_size == 1
-        or facts.engine_problem
-        or facts.data.reset_attention_mask
-    ):
+    if facts.parallelism.context_parallel_size == 1 or facts.engine_problem or facts.data.separates_documents:
         return
     values = attention_of(model).value_width(model)
     for name, width in (("queries and keys", model.kv_channels or 0), ("values", values)):

@@ -112,14 +112,15 @@ def cuda_graphs_need_dense_layers(facts: Facts) -> Iterator[Problem]:
 
 
 def cuda_graphs_need_one_document(facts: Facts) -> Iterator[Problem]:
-    """No reset_attention_mask (hpcgen's rule: graphs have fixed shapes, but the number of documents varies)."""
-    if facts.training.cuda_graph_impl != "none" and facts.data.reset_attention_mask:
+    """No separate documents (hpcgen's rule: graphs have fixed shapes, but the number of documents varies)."""
+    if facts.training.cuda_graph_impl != "none" and facts.data.separates_documents:
+        key = facts.data.separating_key
         yield Problem(
             path=KEY,
-            reason="has fixed shapes, but with data.reset_attention_mask = true the number of documents varies",
+            reason=f"has fixed shapes, but with {key} = true the number of documents varies",
             candidates=["none"],
-            settings=(Setting("data.reset_attention_mask", False),),
-            about=("data.reset_attention_mask",),
+            settings=() if facts.data.sft else (Setting(key, False),),
+            about=(key,),
         )
 
 

@@ -112,16 +112,16 @@ def evaluation_has_samples(facts: Facts) -> Iterator[Problem]:
 
 
 def documents_need_transformer_engine_on_gpus(facts: Facts) -> Iterator[Problem]:
-    """reset_attention_mask needs Transformer Engine on GPUs (hpcgen's rule).
+    """Separate documents need Transformer Engine on GPUs (hpcgen's rule).
 
     torch's kernels would need a mask of all queries and keys, which the trainer only builds on CPUs.
     """
-    if facts.data.reset_attention_mask and facts.device == "cuda" and facts.engine_problem:
+    if facts.data.separates_documents and facts.device == "cuda" and facts.engine_problem:
         yield Problem(
-            path="data.reset_attention_mask",
+            path=facts.data.separating_key,
             reason=f"requires Transformer Engine on GPUs, but {facts.engine_problem}",
             about=("training.transformer_impl",),
-            candidates=[False],
+            candidates=[] if facts.data.sft else [False],
             settings=(Setting("training.transformer_impl", "transformer_engine"),),
         )
 
@@ -134,7 +134,7 @@ def positions_are_learned(facts: Facts) -> Iterator[Problem]:
     """
     model, data = facts.model, facts.data
     is_rope = model.position_embedding_type == "rope" and model.model_provider is None
-    if is_rope and not data.reset_attention_mask:
+    if is_rope and not data.separates_documents:
         reason = (
             "has no effect with model.position_embedding_type = rope and without data.reset_attention_mask"
         )
@@ -149,7 +149,7 @@ def positions_are_learned(facts: Facts) -> Iterator[Problem]:
 
 def end_of_document_is_used(facts: Facts) -> Iterator[Problem]:
     """eod_id needs a key that reads it (hpcgen's rule: it would have no effect)."""
-    if not facts.data.needs_eod:
+    if not facts.data.needs_eod and not facts.data.sft:
         reason = "has no effect without reset_attention_mask, reset_position_ids or eod_mask_loss"
         yield from unread(
             facts,

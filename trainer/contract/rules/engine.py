@@ -23,6 +23,7 @@ from trainer.contract.evaluation import EvaluationConfig
 from trainer.contract.problem import Problem
 from trainer.contract.rules import (
     batch,
+    chats,
     checkpoint,
     context_parallel,
     cuda_graphs,
@@ -66,6 +67,7 @@ MODULES: tuple[RuleModule, ...] = (
     schedule,
     optimizer,
     data,
+    chats,
     precision,
     cuda_graphs,
     checkpoint,
@@ -115,7 +117,7 @@ FORWARD: tuple[Rule, ...] = (
 )
 """Rules for computing a trained model."""
 
-SAMPLES: tuple[Rule, ...] = (*data.RULES, *WITHOUT_TOKENIZER)
+SAMPLES: tuple[Rule, ...] = (*data.RULES, *chats.OF_SAMPLES, *WITHOUT_TOKENIZER)
 """Rules for reading the samples of a run, which do not depend on its ranks."""
 
 TRAINING: tuple[Rule, ...] = (

@@ -103,7 +103,7 @@ def latent_attention_exchanges_around_a_ring(facts: Facts) -> Iterator[Problem]:
         and kind in ("all_gather", "a2a")
         and LATENT.value_width(model) != model.kv_channels
         and not facts.engine_problem
-        and not facts.data.reset_attention_mask
+        and not facts.data.separates_documents
     ):
         yield Problem(
             path="parallelism.cp_comm_type",

@@ -1,0 +1,78 @@
+"""Rules for training on chats (data.sft)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer.contract.problem import Problem
+from trainer.contract.rules.facts import Facts, Rule, unread
+
+OF_DOCUMENTS = ("data.reset_attention_mask", "data.reset_position_ids", "data.eod_mask_loss", "data.eod_id")
+"""Keys about documents that an end-of-document token ends."""
+
+
+def chats_are_tokenized(facts: Facts) -> Iterator[Problem]:
+    """sft needs pairs (hpcgen's rule: mock samples have no loss mask)."""
+    if facts.data.sft and facts.data.mock:
+        yield Problem(
+            path="data.sft",
+            reason="requires pairs with a loss mask, but data.mock = true makes samples without one",
+            candidates=[False],
+            about=("data.mock",),
+        )
+
+
+def chats_are_separate(facts: Facts) -> Iterator[Problem]:
+    """The keys of documents do not apply to chats, whose boundaries come from their lengths (hpcgen's rule)."""
+    if facts.data.sft:
+        reason = (
+            "has no effect with data.sft = true, which always separates chats and learns only their answers"
+        )
+        yield from unread(facts, OF_DOCUMENTS, reason, about=("data.sft",))
+
+
+def packing_needs_chats(facts: Facts) -> Iterator[Problem]:
+    """sft_packing needs sft (hpcgen's rule: it would have no effect)."""
+    if not facts.data.sft:
+        yield from unread(
+            facts, ["data.sft_packing"], "has no effect without data.sft = true", about=("data.sft",)
+        )
+
+
+def samples_hold_chats(facts: Facts) -> Iterator[Problem]:
+    """A chat needs a token to predict from and one to learn (hpcgen's rule)."""
+    if facts.data.sft and facts.model.seq_length < 2:
+        yield Problem(
+            path="model.seq_length",
+            reason="is too short for a chat",
+            hint="use the length of a long chat",
+            about=("data.sft",),
+        )
+
+
+def predicting_layers_see_masks(facts: Facts) -> Iterator[Problem]:
+    """No experts in MTP layers with sft (gpt_model.py, _postprocess, passes them no padding_mask)."""
+    model = facts.model
+    if facts.data.sft and model.mtp_num_layers is not None and model.num_moe_experts is not None:
+        yield Problem(
+            path="model.mtp_num_layers",
+            reason="is not supported with data.sft = true and experts: Megatron-Core would balance the experts of "
+            "these layers over tokens that are not learned",
+            candidates=[None],
+            about=("data.sft", "model.num_moe_experts"),
+        )
+
+
+OF_SAMPLES: tuple[Rule, ...] = (
+    chats_are_tokenized,
+    chats_are_separate,
+    packing_needs_chats,
+    samples_hold_chats,
+)
+"""Rules for reading samples, which do not depend on the model."""
+
+RULES: tuple[Rule, ...] = (*OF_SAMPLES, predicting_layers_see_masks)
+
+WARNINGS: tuple[Rule, ...] = ()
+
+OF_MODEL: tuple[Rule, ...] = ()
