@@ -22,7 +22,7 @@ from trainer.metrics.record import Metrics
 from trainer.metrics.timers import Timers
 from trainer.model.cuda_graphs import LayerGraphs
 from trainer.step import DataIterators, StepResult, TrainingState, Vote, train_step
-from trainer.validation import mean_loss
+from trainer.validation import mean_losses
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,15 @@ class TrainingLoop:
         for split in due_evaluations(state.iteration, self.config.training):
             if split in self.datasets:
                 with self.instruments.timers.paused():
-                    loss = mean_loss(
-                        state.model, self.datasets[split], self.config, self.groups, self._beat_evaluation
+                    losses = mean_losses(
+                        state.model,
+                        state.objective,
+                        self.datasets[split],
+                        self.config,
+                        self.groups,
+                        self._beat_evaluation,
                     )
-                self.metrics.evaluation(state.iteration, split, loss, self.metrics.paused("evaluation_s"))
+                self.metrics.evaluation(state.iteration, split, losses, self.metrics.paused("evaluation_s"))
         self.watch.beat(Phase.TRAIN, state.iteration)
 
     def _beat_evaluation(self) -> None:

@@ -1,54 +1,50 @@
 """The loss of a microbatch: the sum to differentiate, and the sums to log.
 
-The main loss is the loss of the next token. A term is a further loss that is logged next to it. The model itself adds
-the gradients of a term, so it is not part of the main loss. Each loss is a pair: a sum over tokens, and their number.
+The main loss is the cross entropy of the next token. Further losses are logged next to it and are not part of it: those
+of MTP layers, whose gradients the model itself adds, and those of the main output (`trainer.model.head`). Each is a
+pair: a sum over tokens, and their number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from megatron.core.utils import unwrap_model
 
-from trainer.contract.config import ModelConfig
+from trainer.contract.config import TrainerConfig
 from trainer.data.loader import MicroBatch
-from trainer.model import multi_token
+from trainer.model import head, multi_token
 
 
-class Term(Protocol):
-    """A further loss, such as the loss of MTP layers. Any module with these functions is a term."""
+class Objective:
+    """What the steps of a run minimize, and the losses that they log."""
 
-    def names(self, model: ModelConfig) -> tuple[str, ...]:
-        """Columns of metrics.jsonl. Empty if `model` does not have the loss."""
+    def __init__(self, config: TrainerConfig, model: Sequence[torch.nn.Module]) -> None:
+        """`model` has the wrapped chunks of this rank. The chunk that computes the loss gets a head if it needs one."""
+        self.names = (*multi_token.names(config.model), *head.names(config.training))
+        """Columns of metrics.jsonl for further losses, in the order of their sums."""
+        self._head: head.Head | None = None
+        last = unwrap_model(model[-1])
+        if head.is_needed(config.training) and last.post_process:
+            self._head = head.Head(last, config.training)
 
-    def sums(self, chunk: torch.nn.Module) -> Sequence[torch.Tensor]:
-        """The sum and the number of tokens for each name, from the latest microbatch of the last chunk."""
+    def begin(self, chunk: torch.nn.Module, batch: MicroBatch) -> dict[str, Any]:
+        """Begin the forward pass of `chunk` on `batch`. Returns further arguments of it."""
+        if self._head is not None:
+            self._head.batch = batch
+        return multi_token.arguments(chunk, batch)
 
-    def arguments(self, chunk: torch.nn.Module, batch: MicroBatch) -> dict[str, Any]:
-        """Further arguments of the forward pass of `chunk`."""
+    def of_microbatch(
+        self, token_losses: torch.Tensor, batch: MicroBatch, chunk: torch.nn.Module
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[b, s] -> the sum to differentiate, its number of tokens, and the sums of all losses for the log.
 
-
-TERMS: tuple[Term, ...] = (multi_token,)
-
-
-def term_names(model: ModelConfig) -> tuple[str, ...]:
-    """Columns of metrics.jsonl of all further losses, in the order of their sums."""
-    return tuple(name for term in TERMS for name in term.names(model))
-
-
-def forward_arguments(chunk: torch.nn.Module, batch: MicroBatch) -> dict[str, Any]:
-    """Arguments of the forward pass that the terms need."""
-    return {name: value for term in TERMS for name, value in term.arguments(chunk, batch).items()}
-
-
-def next_token(
-    token_losses: torch.Tensor, batch: MicroBatch, chunk: torch.nn.Module
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[b, s] -> the sum to differentiate, its number of tokens, and the sums of all losses for the log.
-
-    The sum is not scaled. The schedule divides it by the tokens of the global batch, and handles context parallelism.
-    """
-    total, tokens = (token_losses.float() * batch.loss_mask).sum(), batch.loss_mask.sum()
-    of_terms = (value for term in TERMS for value in term.sums(chunk))
-    return total, tokens.int(), torch.stack([total.detach(), tokens, *of_terms])
+        The sum is not scaled. The schedule divides it by the tokens of the global batch, and handles context
+        parallelism.
+        """
+        total, tokens = (token_losses.float() * batch.loss_mask).sum(), batch.loss_mask.sum()
+        of_head = () if self._head is None else self._head.sums
+        loss = total.detach() if self._head is None else self._head.loss_sum
+        return total, tokens.int(), torch.stack([loss, tokens, *multi_token.sums(chunk), *of_head])

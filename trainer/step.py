@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from trainer.contract.model.batch_size import Batch, batch_size_at
 from trainer.contract.wording import rank_list
 from trainer.data.loader import MicroBatch, num_microbatches
 from trainer.faults.spikes import SpikeWatch
-from trainer.loss import forward_arguments, next_token, term_names
+from trainer.loss import Objective
 from trainer.model.experts import Router, expert_biases, take_statistics
 from trainer.optimizer import gradients
 from trainer.optimizer.schedule import Schedule
@@ -39,6 +40,7 @@ class TrainingState:
     optimizer: MegatronOptimizer
     scheduler: Schedule
     spikes: SpikeWatch
+    objective: Objective
     routers: tuple[Router, ...] = ()
     """Routers of this rank's MoE layers."""
     iteration: int = 0
@@ -112,7 +114,7 @@ def train_step(
     batch = Batch(state.consumed_samples, batch_size_at(config.training, state.consumed_samples))
     biases = expert_biases(state.routers)
     previous_biases = [bias.clone() for bias in biases]
-    totals, pairs = forward_backward(state.model, batches, config, groups, batch.size)
+    totals, pairs = forward_backward(state.model, state.objective, batches, config, groups, batch.size)
     # Only fp16 has a scale, and reading it waits for the GPU.
     loss_scale = float(optimizer.get_loss_scale()) if config.training.precision == "fp16" else 1.0
     overflowed = optimizer.prepare_grads()
@@ -143,7 +145,7 @@ def train_step(
         batch=batch,
         consumed_tokens=state.consumed_tokens,
         loss=agreed.loss,
-        terms=dict(zip(term_names(config.model), agreed.terms, strict=True)),
+        terms=dict(zip(state.objective.names, agreed.terms, strict=True)),
         visible_pairs=agreed.visible_pairs if config.data.reset_attention_mask else None,
         grad_norm=None if overflowed else grad_norm,
         lr=lr,
@@ -173,6 +175,7 @@ def _start_gathering(state: TrainingState) -> None:
 
 def forward_backward(
     model: list[DistributedDataParallel],
+    objective: Objective,
     batches: DataIterators,
     config: TrainerConfig,
     groups: ProcessGroupCollection,
@@ -187,7 +190,7 @@ def forward_backward(
     and on all but one of those that compute the same loss.
     """
     results: list[tuple[torch.Tensor, torch.Tensor | None]] = get_forward_backward_func()(
-        forward_step_func=_forward_step,
+        forward_step_func=functools.partial(_forward_step, objective),
         data_iterator=batches if len(batches) > 1 else batches[0],
         model=model,
         num_microbatches=num_microbatches(batch_size, config, groups),
@@ -198,7 +201,7 @@ def forward_backward(
     if results and groups.tp.rank() == 0:  # last stage; all its tensor-parallel ranks have the same numbers
         pairs = sum(_visible_pairs(boundaries, config) for _, boundaries in results) / groups.cp.size()
         return torch.stack([totals for totals, _ in results]).sum(0).double(), pairs
-    size = 2 + 2 * len(term_names(config.model))
+    size = 2 + 2 * len(objective.names)
     return torch.zeros(size, dtype=torch.float64, device="cuda" if config.device == "cuda" else "cpu"), 0.0
 
 
@@ -300,7 +303,7 @@ def _restore(biases: Sequence[torch.Tensor], previous: Sequence[torch.Tensor]) -
 
 
 def _forward_step(
-    batches: Iterator[MicroBatch] | None, chunk: torch.nn.Module
+    objective: Objective, batches: Iterator[MicroBatch] | None, chunk: torch.nn.Module
 ) -> tuple[torch.Tensor, Callable[..., object] | None]:
     """Run one chunk on one microbatch, in the form that the pipeline schedule expects."""
     if batches is None:  # a stage without embedding and loss, whose input is the output of the stage before
@@ -312,12 +315,12 @@ def _forward_step(
         # Core passes this to every layer's attention, which takes the boundaries of documents in place of a mask.
         attention_mask=batch.boundaries,
         labels=batch.labels,
-        **forward_arguments(chunk, batch),
+        **objective.begin(chunk, batch),
     )
 
     def loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, object]:
         """[b, s] -> the sum to differentiate, its number of tokens, and the sums and boundaries for the log."""
-        total, tokens, sums = next_token(token_losses, batch, chunk)
+        total, tokens, sums = objective.of_microbatch(token_losses, batch, chunk)
         return total, tokens, (sums, batch.boundaries)
 
     return output, loss

@@ -45,6 +45,7 @@ from trainer.faults.storage import at_rank_0
 from trainer.faults.stragglers import StragglerWatch, gather_places
 from trainer.faults.watch import Phase, Watch
 from trainer.loop import Instruments, TrainingLoop
+from trainer.loss import Objective
 from trainer.metrics import repository
 from trainer.metrics.console import Log
 from trainer.metrics.profiling import Profiler
@@ -213,7 +214,7 @@ def build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log)
     optimizer = build_optimizer(config, model)
     spikes = SpikeWatch(config.training.loss_spike_factor, config.training.skip_loss_spikes)
     schedule = Schedule(config.optimizer, optimizer, config.training.train_iters)
-    return TrainingState(model, optimizer, schedule, spikes, experts.routers(model))
+    return TrainingState(model, optimizer, schedule, spikes, Objective(config, model), experts.routers(model))
 
 
 def _open_datasets(

@@ -1,4 +1,4 @@
-"""The loss on validation and test samples during training."""
+"""The losses on validation and test samples during training."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from trainer.contract.config import TrainerConfig
 from trainer.contract.model.batch_size import Batch
 from trainer.data.loader import data_iterators
+from trainer.loss import Objective
 from trainer.step import forward_backward
 
 
 @torch.no_grad()
-def mean_loss(
+def mean_losses(
     model: list[DistributedDataParallel],
+    objective: Objective,
     dataset: torch.utils.data.Dataset | None,
     config: TrainerConfig,
     groups: ProcessGroupCollection,
     beat: Callable[[], None],
-) -> float | None:
-    """Mean loss of the tokens of the first eval_iters global batches of the dataset, the same samples each time.
+) -> dict[str, float] | None:
+    """Mean losses of the tokens of the first eval_iters global batches of the dataset, the same samples each time.
 
-    None if no token counts, because data.eod_mask_loss masks all of them.
-    Calls `beat` before each batch.
+    They are the `loss` and the further losses of `objective`, without those that have no tokens. None if no token
+    counts, because data.eod_mask_loss masks all of them. Calls `beat` before each batch.
     """
     size = config.training.global_batch_size
     batches = [Batch(index * size, size) for index in range(config.training.eval_iters)]
@@ -35,10 +37,17 @@ def mean_loss(
     found = []
     for batch in batches:
         beat()
-        totals, _ = forward_backward(model, iterators, config, groups, batch.size, forward_only=True)
+        totals, _ = forward_backward(
+            model, objective, iterators, config, groups, batch.size, forward_only=True
+        )
         torch.distributed.all_reduce(totals)
         found.append(totals)
     for chunk in model:
         chunk.train()
-    sums = torch.stack(found).sum(0)
-    return float(sums[0] / sums[1]) if sums[1] else None
+    sums = torch.stack(found).sum(0).view(-1, 2).tolist()
+    means = {
+        name: total / tokens
+        for name, (total, tokens) in zip(("loss", *objective.names), sums, strict=True)
+        if tokens
+    }
+    return means if "loss" in means else None

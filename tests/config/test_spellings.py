@@ -102,7 +102,7 @@ WORDS = """
     distillation training.distillation teacher -> does not support distillation
     early_stopping training.patience -> does not support early stopping
     ema training.ema_decay -> does not support averages
-    z-loss model.z_loss -> does not support a z-loss on the logits
+    z-loss model.z_loss -> use training.z_loss_coeff, or model.moe_z_loss_coeff for routers
     mup use_mup -> does not support
     freeze model.freeze training.freeze_layers -> use optimizer.parameter_groups with lr_mult: 0
     resume checkpoint.resume resume_from_checkpoint -> remove it, because a run always resumes

@@ -181,18 +181,19 @@ class Metrics:
         self._draw("train", iteration, values)
         self._log.step(iteration, values)
 
-    def evaluation(self, iteration: int, split: str, loss: float | None, seconds: float) -> None:
-        """Record the mean loss over the evaluation batches of a split. It is None if no token of them counts."""
-        if loss is None:
+    def evaluation(self, iteration: int, split: str, losses: dict[str, float] | None, seconds: float) -> None:
+        """Record the mean losses over the evaluation batches of a split. None if no token of them counts."""
+        if losses is None:
             self._log.line(
                 f"iteration {iteration}: no {split} loss, because data.eod_mask_loss masks every token of the first "
                 f"training.eval_iters = {self._config.training.eval_iters} batches. Check data.eod_id and the "
                 "samples, or raise eval_iters"
             )
             return
-        self._write("evaluation", iteration, {"split": split, "loss": loss, "evaluation_s": seconds})
-        self._draw(split, iteration, {"loss": loss})
-        self._log.line(f"iteration {iteration}: {split} loss {loss:.4f}")
+        self._write("evaluation", iteration, {"split": split, **losses, "evaluation_s": seconds})
+        self._draw(split, iteration, losses)
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in losses.items())
+        self._log.line(f"iteration {iteration}: {split} {shown}")
 
     def checkpoint(self, iteration: int, event: SaveEvent) -> None:
         """Record a complete checkpoint."""

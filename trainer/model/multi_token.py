@@ -99,9 +99,9 @@ class PredictingModel(GPTModel):
 
     def compute_language_model_loss(self, labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """The losses [b, s]. Core calls this for each MTP layer in order, and then for the main loss."""
-        losses: torch.Tensor = super().compute_language_model_loss(labels, logits)
         if self._mask is None or len(self._losses) == 2 * self.config.mtp_num_layers:
-            return losses
+            return self.main_loss(labels, logits)
+        losses: torch.Tensor = super().compute_language_model_loss(labels, logits)
         self._mask, num_rolled = multi_token_prediction.roll_tensor(
             self._mask, shifts=-1, dims=-1, cp_group=self.cp_group
         )
@@ -112,6 +112,11 @@ class PredictingModel(GPTModel):
         self._losses += [(losses.detach().float() * mask).sum(), mask.sum()]
         # Core would multiply by the inverse, which differs between context-parallel ranks.
         return losses * (num_rolled / self._num_tokens.clamp(min=1)) if DIVIDES_BY_TARGETS else losses
+
+    def main_loss(self, labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """The losses [b, s] of the main output. `trainer.model.head` replaces it."""
+        losses: torch.Tensor = super().compute_language_model_loss(labels, logits)
+        return losses
 
     def _tokens_after_each(self, like: torch.Tensor, boundaries: torch.Tensor | None) -> torch.Tensor | None:
         """Number of tokens after each token of this rank in its document [b, s]; None if documents are not separate."""

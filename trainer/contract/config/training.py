@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from trainer.contract.config.resume import Free
-from trainer.contract.config.values import Count, NonNegative, PositiveFloat
+from trainer.contract.config.values import Count, NonNegative, NonNegativeFloat, PositiveFloat
 from trainer.contract.record import config_section
 
 RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj"]
@@ -46,6 +46,9 @@ class TrainingConfig:
     cross_entropy_fusion_impl: Literal["te", "native"] | None = None
     """Cross entropy: Transformer Engine's (te), or Megatron-Core's (native), which is fused in bf16 only, because it
     rounds gradients to bf16. Default: te for bf16, otherwise native."""
+    z_loss_coeff: NonNegativeFloat | None = None
+    """Weight of the z-loss: the squared logarithm of the sum of exponentials of the logits, a mean over tokens. It is
+    added to the gradients and logged as output_z_loss. PaLM uses 1e-4. null: none."""
     cuda_graph_impl: Free[Literal["none", "transformer_engine"]] = "none"
     """CUDA-graph backend for the transformer layers. Helps when kernel launches are the bottleneck. Requires bf16 and
     no dropout."""
