@@ -335,5 +335,6 @@ def seed_dropout(seed: int, iteration: int, groups: ProcessGroupCollection) -> N
     """
     position = f"{seed} {iteration} {groups.pp.rank()} {groups.dp_cp.rank()}"
     step_seed = int.from_bytes(hashlib.sha256(position.encode()).digest()[:6], "big")
-    torch.manual_seed(step_seed)
+    # torch.manual_seed would also seed other kinds of accelerators, and format a traceback for each of them.
+    torch.default_generator.manual_seed(step_seed)
     model_parallel_cuda_manual_seed(step_seed)

@@ -18,7 +18,7 @@ from trainer.contract.model.batch_size import Batch
 from trainer.contract.rules.engine import SAMPLES, require
 from trainer.data.corpora import CHECKED_TOKENS
 from trainer.data.datasets import build_datasets
-from trainer.data.loader import MicroBatchSampler
+from trainer.data.loader import LoadSampler
 from trainer.distributed.sequence import zigzag_positions
 
 
@@ -187,7 +187,7 @@ def test_the_ranks_of_a_step_read_its_samples_once_in_any_layout() -> None:
     def samples(dp_size: int, micro_batch_size: int) -> list[int]:
         read = []
         for rank in range(dp_size):
-            for batch in MicroBatchSampler([Batch(8, 8), Batch(16, 8)], micro_batch_size, rank, dp_size):
+            for batch in LoadSampler([Batch(8, 8), Batch(16, 8)], micro_batch_size, rank, dp_size):
                 read += batch
         return sorted(read)
 

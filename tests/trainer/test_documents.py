@@ -290,3 +290,39 @@ def test_the_chunks_of_a_rank_share_a_loader() -> None:
     assert first is not None
     assert second is not None
     assert all(one is other for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.process
+def test_loader_processes_hand_over_the_microbatches_that_were_collated_one_by_one() -> None:
+    """Two samples each: with boundaries in different places, in the last load fewer, and with a batch that grows."""
+
+    def microbatches(num_workers: int) -> list[loader.MicroBatch]:
+        data = SEPARATE | {"mock": True, "num_workers": num_workers, "eod_id": EOD}
+        document = gpt_config("x", Path("x")) | {"data": data}
+        document["training"] |= {"micro_batch_size": 2, "global_batch_size": 8}
+        config: Any = resolve(configuration.from_dict(TrainerConfig, document, "test"))
+        groups: Any = SimpleNamespace(dp=Rank(0, 1), cp=Rank(1, 2))
+        return list(loader.micro_batches(dataset, config, groups, [Batch(0, 4), *steps]))
+
+    generator = numpy.random.default_rng(1)
+    steps = [Batch(first, 8) for first in range(4, 44, 8)]
+    dataset: Any = []
+    for _ in range(44):
+        tokens = torch.tensor(generator.choice([1, 2, 3, EOD], LENGTH))
+        mask = torch.tensor(generator.integers(0, 2, LENGTH))
+        dataset.append({"tokens": tokens, "labels": tokens.roll(-1), "loss_mask": mask})
+    together, alone = microbatches(1), microbatches(0)
+    assert len(together) == len(alone) == 22  # loads of 8, 8 and 6
+    for one, other in zip(together, alone, strict=True):
+        for name in ("tokens", "labels", "loss_mask", "position_ids", "boundaries"):
+            assert torch.equal(getattr(one, name), getattr(other, name))
+        assert one.tokens.is_contiguous()
+
+
+def test_long_samples_are_handed_over_one_by_one() -> None:
+    def number(**model: int) -> int:
+        document = gpt_config("x", Path("x")) | {"data": {"mock": True}}
+        document["model"] |= model
+        return loader.micro_batches_per_load(configuration.from_dict(TrainerConfig, document, "test"))
+
+    assert (number(), number(seq_length=8192), number(seq_length=131072)) == (8, 8, 1)

@@ -11,7 +11,7 @@ import functools
 import itertools
 import signal
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +25,15 @@ from trainer.contract.errors import TrainerError
 from trainer.contract.model.batch_size import Batch
 from trainer.data import documents
 from trainer.distributed.sequence import zigzag_positions
+
+MAX_PER_LOAD = 8
+"""Maximum number of microbatches that a loader process hands over at once."""
+
+LOAD_BYTES = 2**22
+"""Maximum size of several microbatches that are handed over at once. They are in /dev/shm, which may be small."""
+
+MAX_FIELDS = 4
+"""Maximum number of integers for each token of a microbatch (`Packed.fields`)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class MicroBatch:
 
 
 class Packed(NamedTuple):
-    """A microbatch as loaders return it, in one tensor: each additional tensor would cost the step 0.2 ms."""
+    """A collated microbatch."""
 
     fields: torch.Tensor
     """int64 [3 or 4, b, s]: tokens, labels, 1 where the loss counts, and positions if they start over."""
@@ -50,17 +59,36 @@ class Packed(NamedTuple):
     largest_id: int
 
 
-class MicroBatchSampler:
-    """Sample indices of this data-parallel rank, one list per microbatch, for all batches in order."""
+class Load(NamedTuple):
+    """Successive microbatches, as a loader process hands them over: at most two tensors, since each costs 0.7 ms."""
 
-    def __init__(self, batches: Iterable[Batch], micro_batch_size: int, dp_rank: int, dp_size: int) -> None:
-        self._batches, self._size = batches, micro_batch_size
+    fields: torch.Tensor
+    """int64 [m, 3 or 4, b, s], for m microbatches."""
+    boundaries: torch.Tensor | None
+    """The boundaries of all microbatches, one after the other."""
+    num_boundaries: list[int]
+    """Number of boundaries of each microbatch. Empty without boundaries."""
+    largest_id: int
+
+
+class LoadSampler:
+    """Sample indices of this data-parallel rank for all batches in order, one list for `per_load` microbatches."""
+
+    def __init__(
+        self, batches: Iterable[Batch], micro_batch_size: int, dp_rank: int, dp_size: int, per_load: int = 1
+    ) -> None:
+        self._batches, self._size, self._per_load = batches, micro_batch_size, per_load
         self._offset, self._stride = dp_rank * micro_batch_size, dp_size * micro_batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
+        starts = self._starts()
+        while load := list(itertools.islice(starts, self._per_load)):
+            yield [start + index for start in load for index in range(self._size)]
+
+    def _starts(self) -> Iterator[int]:
+        """The first sample of each microbatch."""
         for batch in self._batches:
-            for start in range(batch.first + self._offset, batch.first + batch.size, self._stride):
-                yield list(range(start, start + self._size))
+            yield from range(batch.first + self._offset, batch.first + batch.size, self._stride)
 
 
 def num_microbatches(batch_size: int, config: TrainerConfig, groups: ProcessGroupCollection) -> int:
@@ -100,15 +128,16 @@ def micro_batches(
     batches: Iterable[Batch],
 ) -> Iterator[MicroBatch]:
     """This rank's microbatches of `batches`, in order."""
-    sampler = MicroBatchSampler(batches, config.training.micro_batch_size, groups.dp.rank(), groups.dp.size())
-    workers = config.data.num_workers
+    size, workers = config.training.micro_batch_size, config.data.num_workers
+    per_load = micro_batches_per_load(config) if workers else 1
+    sampler = LoadSampler(batches, size, groups.dp.rank(), groups.dp.size(), per_load)
     positions = zigzag_positions(config.model.seq_length, groups.cp.rank(), groups.cp.size())
     loader = torch.utils.data.DataLoader(
         dataset,
         batch_sampler=sampler,
         num_workers=workers,
         collate_fn=functools.partial(
-            _packed, data=config.data, positions=positions if groups.cp.size() > 1 else None
+            _load, size=size, data=config.data, positions=positions if groups.cp.size() > 1 else None
         ),
         pin_memory=config.device == "cuda",
         # A loader draws a random number when it starts. It must not use the generator that dropout uses on a CPU.
@@ -119,18 +148,52 @@ def micro_batches(
     device = torch.device("cpu")
     if config.device == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    in_sample = positions.to(device).expand(config.training.micro_batch_size, -1)
-    for batch in loader:
-        _check_ids(batch.largest_id, config.model.padded_vocab_size)
-        tokens, labels, loss_mask, *reset = batch.fields.to(device, non_blocking=True)
-        position_ids = reset[0] if reset else in_sample
-        yield MicroBatch(tokens, labels, loss_mask.float(), position_ids, batch.boundaries)
+    in_sample = positions.to(device).expand(size, -1)
+    for load in loader:
+        _check_ids(load.largest_id, config.model.padded_vocab_size)
+        yield from _unpacked(load, device, in_sample)
+
+
+def micro_batches_per_load(config: TrainerConfig) -> int:
+    """Number of microbatches that a loader process hands over at once."""
+    bytes_each = (
+        MAX_FIELDS * config.training.micro_batch_size * config.model.seq_length * torch.int64.itemsize
+    )
+    return max(1, min(MAX_PER_LOAD, LOAD_BYTES // bytes_each))
+
+
+def _unpacked(load: Load, device: torch.device, in_sample: torch.Tensor) -> Iterator[MicroBatch]:
+    """The microbatches of `load` on `device`. `in_sample` are their positions [b, s] unless positions start over."""
+    fields = load.fields.to(device, non_blocking=True)
+    loss_masks = fields[:, 2].float()
+    boundaries: Sequence[torch.Tensor | None] = [None] * len(fields)
+    if load.boundaries is not None:
+        boundaries = load.boundaries.split(load.num_boundaries)
+    for each, loss_mask, own in zip(fields, loss_masks, boundaries, strict=True):
+        tokens, labels, _, *reset = each
+        yield MicroBatch(tokens, labels, loss_mask, reset[0] if reset else in_sample, own)
+
+
+def _load(
+    samples: list[dict[str, torch.Tensor]], size: int, data: BlendConfig, positions: torch.Tensor | None
+) -> Load:
+    """Collate the samples of successive microbatches of `size` samples, in a loader process."""
+    packed = [
+        _packed(samples[first : first + size], data, positions) for first in range(0, len(samples), size)
+    ]
+    boundaries = [each.boundaries for each in packed if each.boundaries is not None]
+    return Load(
+        fields=torch.stack([each.fields for each in packed]),
+        boundaries=torch.cat(boundaries) if boundaries else None,
+        num_boundaries=[len(each) for each in boundaries],
+        largest_id=max(each.largest_id for each in packed),
+    )
 
 
 def _packed(
     samples: list[dict[str, torch.Tensor]], data: BlendConfig, positions: torch.Tensor | None
 ) -> Packed:
-    """Collate samples, in a loader process. `positions` are the positions in the sequence that this rank holds."""
+    """Collate the samples of a microbatch. `positions` are the positions in the sequence that this rank holds."""
     names = ("tokens", "labels", "loss_mask")
     fields = torch.stack([torch.stack([sample[name].long() for sample in samples]) for name in names])
     largest_id = int(fields[:2].max())
