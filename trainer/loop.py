@@ -9,8 +9,9 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from trainer.checkpoint import Checkpoints
-from trainer.contract.config import TrainerConfig, TrainingConfig
+from trainer.contract.config import TrainerConfig
 from trainer.contract.model.batch_size import Batches
+from trainer.contract.validation import config_of_split
 from trainer.contract.wording import ASKED_TO_STOP
 from trainer.data.loader import data_iterators
 from trainer.faults.stopping import StopRequest
@@ -124,30 +125,33 @@ class TrainingLoop:
 
     def _evaluate_due_splits(self) -> None:
         state = self.state
-        for split in due_evaluations(state.iteration, self.config.training):
+        for split in due_evaluations(state.iteration, self.config):
             if split in self.datasets:
+                config = config_of_split(self.config, split)
                 with self.instruments.timers.paused():
                     losses = mean_losses(
                         state.model,
                         state.objective,
                         self.datasets[split],
-                        self.config,
+                        config,
                         self.groups,
                         self._beat_evaluation,
                     )
-                self.metrics.evaluation(state.iteration, split, losses, self.metrics.paused("evaluation_s"))
+                seconds = self.metrics.paused("evaluation_s")
+                self.metrics.evaluation(state.iteration, split, losses, config.training, seconds)
         self.watch.beat(Phase.TRAIN, state.iteration)
 
     def _beat_evaluation(self) -> None:
         self.watch.beat(Phase.EVALUATE)
 
 
-def due_evaluations(iteration: int, training: TrainingConfig) -> list[str]:
-    """Splits to evaluate after an iteration: valid at each interval and at the end, test only at the end."""
+def due_evaluations(iteration: int, config: TrainerConfig) -> list[str]:
+    """Splits to evaluate after an iteration: validation sets at each interval and at the end, test only at the end."""
+    training, sets = config.training, ["valid", *(each.split for each in config.data.validation)]
     if training.eval_iters == 0:
         return []
     if iteration == training.train_iters:
-        return ["valid", "test"]
+        return [*sets, "test"]
     if training.eval_interval is not None and iteration % training.eval_interval == 0:
-        return ["valid"]
+        return sets
     return []

@@ -8,6 +8,7 @@ from trainer.contract.config import CheckpointConfig, TrainerConfig
 from trainer.contract.model.flops import flops_per_iteration
 from trainer.contract.model.model_size import checkpoint_bytes
 from trainer.contract.optimizers import optimizer_of
+from trainer.contract.validation import batches_per_evaluation
 
 ASSUMED_MFU = 0.2
 """MFU of a slow step: half of what typical layouts reach."""
@@ -74,7 +75,7 @@ def slow_step_s(trainer: TrainerConfig) -> float:
 
 def evaluation_s(trainer: TrainerConfig, step_s: float) -> float:
     """Seconds of an evaluation, which may be running when the signal arrives. A forward pass is a third of a step."""
-    return trainer.training.eval_iters * step_s / 3 if trainer.training.eval_interval else 0.0
+    return batches_per_evaluation(trainer) * step_s / 3 if trainer.training.eval_interval else 0.0
 
 
 def num_saves(checkpoint: CheckpointConfig, num_steps: int, step_s: float) -> int:

@@ -10,7 +10,7 @@ from hpcgen.config.corpus import CorpusConfig
 from hpcgen.config.presets import missing_tokenizer
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
-from hpcgen.planning.paths import BLENDS, manifest_of, trainer_data
+from hpcgen.planning.paths import manifest_of, trainer_data
 from hpcgen.planning.resuming import proof_of_checkpoints
 from hpcgen.text import nearest
 from trainer.contract.record import record
@@ -103,10 +103,10 @@ def manifest(corpus: CorpusConfig) -> Input:
 
 def blend_files(config: RunConfig) -> Iterator[Input]:
     """Yields the files of the pairs that the trainer reads."""
-    data, made = trainer_data(config), _made(config)
-    for blend in BLENDS:
-        for index, dataset in enumerate(getattr(data, blend)):
-            yield from _pair(dataset.prefix, f"data.{blend}[{index}].prefix", made, is_dataset=True)
+    made = _made(config)
+    for key, blend in trainer_data(config).blends.items():
+        for index, dataset in enumerate(blend):
+            yield from _pair(dataset.prefix, f"data.{key}[{index}].prefix", made, is_dataset=True)
 
 
 def text_files(config: RunConfig) -> Iterator[Input]:

@@ -17,8 +17,6 @@ from trainer.contract.code import imports
 from trainer.contract.config import BlendConfig, NamedPath, PathKind, with_paths
 from trainer.contract.evaluation import is_task_file
 
-BLENDS = ("datasets", "train", "valid", "test")
-
 
 def absolute_paths(config: RunConfig, directory: Path) -> RunConfig:
     """`config` with every relative path resolved against `directory`, the directory of the run file.

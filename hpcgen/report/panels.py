@@ -15,6 +15,7 @@ from hpcgen.report.experts import draw_expert_loads
 from hpcgen.report.scale import Scale
 from hpcgen.runs.history import Column, History
 from hpcgen.runs.metrics_line import Event, number_or_none
+from trainer.contract.config import NAMED_SPLIT
 from trainer.contract.evaluation import EvaluationResult
 
 RECENT_SHARE = 0.75
@@ -157,7 +158,7 @@ def _of_several(runs: Sequence[NamedHistory]) -> Iterator[Chart | None]:
     yield draw("loss", "Loss", lines("loss"), x_scale, Style(unit="nats per token", log_from=2.5))
     yield _recent_losses(runs)
     yield _loss_by_tokens(runs)
-    yield _validation_losses(runs, x_scale)
+    yield from _validation_losses(runs, x_scale)
     yield _first_mtp_losses(runs, x_scale)
     yield from compare_results([(run.name, run.results) for run in runs], x_scale)
     for panel in (GRADIENT_NORM, LEARNING_RATE, THROUGHPUT):
@@ -203,10 +204,16 @@ def _recent_losses(runs: Sequence[NamedHistory]) -> Chart | None:
     return draw("recent-loss", title, lines, Scale(low=float(first), high=float(last)), style)
 
 
-def _validation_losses(runs: Sequence[NamedHistory], x_scale: Scale) -> Chart | None:
-    lines = [_evaluation(run, "valid", run.name, number) for number, run in enumerate(runs)]
+def _validation_losses(runs: Sequence[NamedHistory], x_scale: Scale) -> Iterator[Chart | None]:
+    """Plots the validation loss, and that of each named set, of all runs."""
+    found = {str(event.get("split")) for run in runs for event in run.history.evaluations}
     style = Style(unit="nats per token", log_from=2.5)
-    return draw("validation", "Validation loss", [line for line in lines if len(line.x)], x_scale, style)
+    for split in sorted(each for each in found if each == "valid" or each.startswith(NAMED_SPLIT)):
+        lines = [_evaluation(run, split, run.name, number) for number, run in enumerate(runs)]
+        name = split.removeprefix(NAMED_SPLIT) if split != "valid" else ""
+        title = f"Validation loss on {name}" if name else "Validation loss"
+        key = f"validation-{name}" if name else "validation"
+        yield draw(key, title, [line for line in lines if len(line.x)], x_scale, style)
 
 
 def _first_mtp_losses(runs: Sequence[NamedHistory], x_scale: Scale) -> Chart | None:

@@ -43,8 +43,7 @@ def read_pairs(config: Path, overrides: tuple[str, ...]) -> RunPairs:
         )
     run = load_run(config, overrides)
     absolute = absolute_paths(run.config, run.directory)
-    data = trainer_data(absolute)
-    named = (*data.datasets, *data.train, *data.valid, *data.test)
+    named = (dataset for blend in trainer_data(absolute).blends.values() for dataset in blend)
     prefixes = tuple(dict.fromkeys(Path(dataset.prefix) for dataset in named))
     job = corpus_job(absolute) if absolute.data.corpus is not None else None
     return RunPairs(prefixes, absolute.data.tokenizer, job)

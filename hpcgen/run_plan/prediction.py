@@ -37,6 +37,7 @@ from trainer.contract.config import TrainerConfig
 from trainer.contract.model.batch_size import batch_sizes
 from trainer.contract.model.flops import flops, flops_per_sample
 from trainer.contract.record import record
+from trainer.contract.validation import batches_per_evaluation
 
 YEAR_S = 365 * 86400
 MUCH_OVERHEAD = 1 / 3
@@ -209,7 +210,7 @@ class _Rest:
         allocation = self.stage.allocation
         return run_time(
             factor * sum(each.count * self._step_s(each.batch_size) for each in self.steps),
-            factor * self._num_evaluations * self.trainer.training.eval_iters * self._forward_s,
+            factor * self._num_evaluations * batches_per_evaluation(self.trainer) * self._forward_s,
             self._lost(factor * self.step.total),
             self._job,
             Resources(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hpcgen.config.validation import located
 from hpcgen.errors import ConfigErrors, Problem
-from hpcgen.planning.paths import BLENDS, trainer_data
+from hpcgen.planning.paths import trainer_data
 from hpcgen.run_plan.plan import Plan
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
@@ -38,7 +38,7 @@ def check_training_data(plan: Plan) -> None:
     if trainer is None or any(stage.kind.makes_pairs for stage in plan.stages.values()):
         return
     read = {item.path for stage in plan.stages.values() for item in stage.inputs}
-    datasets = [dataset for field in BLENDS for dataset in getattr(trainer.data, field)]
+    datasets = [dataset for blend in trainer.data.blends.values() for dataset in blend]
     pairs = _open_pairs([dataset.prefix for dataset in datasets if f"{dataset.prefix}.idx" in read])
     evaluation = plan.config.evaluation
     texts = _open_pairs([text.prefix for text in evaluation.data] if evaluation.every is not None else [])
@@ -86,9 +86,9 @@ def _prefixes(plan: Plan) -> dict[str, str]:
     fits = any(stage.kind.uses_tokenizer for stage in plan.stages.values())
     data, evaluation = trainer_data(plan.config), plan.config.evaluation
     named = {
-        f"data.{field}[{number}].prefix": dataset.prefix
-        for field in BLENDS
-        for number, dataset in enumerate(getattr(data, field))
+        f"data.{key}[{number}].prefix": dataset.prefix
+        for key, blend in data.blends.items()
+        for number, dataset in enumerate(blend)
         if fits or f"{dataset.prefix}.idx" in read
     }
     texts = {

@@ -78,13 +78,28 @@ def test_values_of_the_configuration_can_be_pasted(tmp_path: Path) -> None:
     assert "training.seed 1234 12345678" in report(one, other).text
 
 
-def validated(directory: Path, name: str, data: dict[str, Any], **model: Any) -> Path:
+def test_each_named_validation_set_is_a_chart(tmp_path: Path) -> None:
+    runs = [validated(tmp_path, name, {"mock": True}, split="valid/wiki") for name in ("one", "other")]
+    page = report(*runs)
+    assert [series["label"] for series in page.values["charts"]["validation-wiki"]["series"]] == [
+        "one",
+        "other",
+    ]
+    assert "Validation loss on wiki" in page.text
+    assert "validation" not in page.charts
+    [curve] = [
+        each for each in report(runs[0]).values["charts"]["loss"]["series"] if each["label"] != "train"
+    ]
+    assert curve["label"] == "valid/wiki"
+
+
+def validated(directory: Path, name: str, data: dict[str, Any], split: str = "valid", **model: Any) -> Path:
     """A run with a validation loss."""
     loss = {
         "event": "evaluation",
         "iteration": 3,
         "time": START + 7,
-        "split": "valid",
+        "split": split,
         "loss": 2.5,
         "samples": 8,
     }

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.planning.cases import broken, errors
-from trainer.contract.config import Dataset
+from trainer.contract.config import Dataset, ValidationSet
 from trainer.contract.rules import chats, context_parallel, cuda_graphs, data
 
+OTHER = Dataset(prefix="other")
+NAMED = ValidationSet(name="wiki", datasets=(OTHER,))
+ON_PAIRS = {"data__mock": False, "data__datasets": (Dataset(prefix="corpus"),)}
 CORPUS, WEIGHED = Dataset(prefix="corpus"), Dataset(prefix="weighed", weight=0.5)
 
 CHATS = {"data__mock": False, "data__datasets": (CORPUS,), "data__sft": True}
@@ -78,6 +81,41 @@ REFUSED = {
         "model.mtp_num_layers",
         chats.predicting_layers_see_masks,
     ),
+    "validation set with a path as its name": (
+        ON_PAIRS | {"data__validation": (ValidationSet(name="a/b", datasets=(OTHER,)),)},
+        "data.validation[0].name",
+        data.validation_sets_have_names,
+    ),
+    "two validation sets with one name": (
+        ON_PAIRS | {"data__validation": (NAMED, NAMED)},
+        "data.validation[1].name",
+        data.validation_sets_have_names,
+    ),
+    "validation set without pairs": (
+        ON_PAIRS | {"data__validation": (ValidationSet(name="a", datasets=()),)},
+        "data.validation[0].datasets",
+        data.validation_sets_are_evaluated,
+    ),
+    "validation set without evaluation": (
+        ON_PAIRS | {"data__validation": (NAMED,), "training__eval_iters": 0},
+        "data.validation",
+        data.validation_sets_are_evaluated,
+    ),
+    "validation set of mock samples": (
+        {"data__validation": (NAMED,)},
+        "data.validation",
+        data.validation_sets_are_evaluated,
+    ),
+    "validation set that is trained on": (
+        ON_PAIRS | {"data__validation": (ValidationSet(name="a", datasets=(OTHER, CORPUS)),)},
+        "data.validation[0].datasets[1].prefix",
+        data.validation_sets_are_held_out,
+    ),
+    "some weights in a validation set": (
+        ON_PAIRS | {"data__validation": (ValidationSet(name="a", datasets=(WEIGHED, OTHER)),)},
+        "data.validation[0].datasets[1].weight",
+        data.weights_are_given_for_all_or_none,
+    ),
 }
 
 
@@ -119,3 +157,7 @@ def test_valid_values_pass(changes):
 def test_a_split_is_three_weights(split):
     found = broken(data__mock=False, data__datasets=(CORPUS,), data__split=split)
     assert found == [("data.split", data.split_is_valid)]
+
+
+def test_named_validation_sets_take_the_place_of_a_split() -> None:
+    assert not errors(**ON_PAIRS, data__validation=(NAMED,), data__split="1,0,0")

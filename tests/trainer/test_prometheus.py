@@ -174,3 +174,9 @@ def test_the_dashboard_shows_only_figures_that_exist() -> None:
             used |= names
     assert used <= known
     assert known - used == {"hpcgen_training_consumed_tokens_total"}
+
+
+def test_each_named_validation_set_has_its_label() -> None:
+    lines = text({"valid/loss": 2.75, "valid/wiki/loss": 3.5}, LABELS).splitlines()
+    losses = [line for line in lines if line.startswith("hpcgen_training_evaluation_loss{")]
+    assert [line.partition(",split=")[2] for line in losses] == ['"valid"} 2.75', '"valid/wiki"} 3.5']

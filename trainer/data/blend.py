@@ -18,6 +18,7 @@ from megatron.core.datasets.utils import normalize
 from trainer.contract.config import BlendConfig, ConfigError, Dataset, TrainerConfig
 from trainer.contract.resuming import provenance, sampling
 from trainer.contract.resuming.sampling import Documents, Listed, Order, Sampling, Stream, draws
+from trainer.contract.validation import config_of_split
 from trainer.contract.wording import counted
 from trainer.data import replay
 from trainer.data.corpora import SPLITS, Share, cut, documents_of_share, open_corpora, split_shares
@@ -108,19 +109,31 @@ def plan_blends(
         corpora = {}
         for source in sources:
             corpora |= open_corpora(f"data.{source.split}", source.datasets, rows)
-        _require_disjoint(sources)
+    _require_disjoint(data)
     for prefix, corpus in corpora.items():
         kind_of(data).check_pair(prefix, corpus, data)
-    evaluation = config.training.eval_iters * config.training.global_batch_size
     blends = {}
     for source in sources:
-        if source.split != "train" and not evaluation:
+        if source.split != "train" and not config.training.eval_iters:
             continue
         if mixture := _mixture(source, corpora, config, log):
             if source.split == "train":
                 blends["train"] = _training(mixture, config, rows, progress, log)
             else:
-                blends[source.split] = _evaluation(source.split, mixture, evaluation, config, log)
+                blends[source.split] = _evaluation(source.split, mixture, config, log)
+    return blends | _named_sets(config, rows, log)
+
+
+def _named_sets(config: TrainerConfig, rows: int, log: LogLine) -> dict[str, Blend]:
+    """The blends of the named validation sets, by split."""
+    blends = {}
+    for index, each in enumerate(config.data.validation if config.training.eval_iters else ()):
+        of_set = config_of_split(config, each.split)
+        corpora = open_corpora(f"data.validation[{index}].datasets", each.datasets, rows)
+        for prefix, corpus in corpora.items():
+            kind_of(of_set.data).check_pair(prefix, corpus, of_set.data)
+        mixture = _mixture(_Source(each.split, each.datasets, (0.0, 1.0)), corpora, of_set, log)
+        blends[each.split] = _evaluation(each.split, mixture, of_set, log)
     return blends
 
 
@@ -144,8 +157,8 @@ def _mixture(
     if not datasets:
         log(f"data: {split}: none, since data.{split} is empty")
         return {}
-    if source.share is None and split == "test":
-        log(f"data: test: none, since data.split = {config.data.split!r} gives it no weight")
+    if source.share is None and (split == "test" or config.data.validation):
+        log(f"data: {split}: none, since data.split = {config.data.split!r} gives it no weight")
         return {}
     documents = _documents_by_prefix(source, corpora)
     if not documents:
@@ -170,12 +183,12 @@ def _mixture(
 def _evaluation(
     split: str,
     mixture: Mapping[int, tuple[Dataset, Documents, float]],
-    wanted: int,
     config: TrainerConfig,
     log: LogLine,
 ) -> Blend:
-    """The blend of valid or test. Every evaluation reads the same samples, so that losses are comparable."""
+    """The blend of an evaluation. Every evaluation reads the same samples, so that losses are comparable."""
     seq_length, seed = config.model.seq_length, config.training.seed
+    wanted = config.training.eval_iters * config.training.global_batch_size
     parts = tuple(
         Part(
             Stream({"prefix": dataset.prefix}, documents, seq_length, (Order(seed, draws(weight, wanted)),)),
@@ -322,15 +335,25 @@ def _mock_blends(config: TrainerConfig, progress: Progress) -> dict[str, Blend]:
     return blends
 
 
-def _require_disjoint(sources: Sequence[_Source]) -> None:
-    """Refuse a pair that is in two splits, possibly under different names, since its documents would be in both."""
+def _require_disjoint(data: BlendConfig) -> None:
+    """Refuse a pair that is in two splits, possibly under different names, since its documents would be in both.
+
+    Only validation sets may share pairs with each other.
+    """
     seen: dict[tuple[int, int], tuple[str, str]] = {}
-    for source in sources:
-        for dataset in source.datasets:
-            status = Path(f"{dataset.prefix}.bin").stat()
-            other, prefix = seen.setdefault((status.st_dev, status.st_ino), (source.split, dataset.prefix))
-            if other != source.split:
+    for key, datasets in data.blends.items():
+        for dataset in datasets:
+            path = Path(f"{dataset.prefix}.bin")
+            if not path.is_file():
+                continue  # `open_corpora` says so
+            status = path.stat()
+            other, prefix = seen.setdefault((status.st_dev, status.st_ino), (key, dataset.prefix))
+            if other != key and not _is_validation(key, other):
                 raise ConfigError(
-                    f"data.{source.split}: {dataset.prefix} is the same pair as {prefix} in data.{other}, so its "
+                    f"data.{key}: {dataset.prefix} is the same pair as {prefix} in data.{other}, so its "
                     "documents would be in both. Name other pairs, or use data.datasets with data.split"
                 )
+
+
+def _is_validation(*keys: str) -> bool:
+    return all(key.startswith("valid") for key in keys)

@@ -22,6 +22,7 @@ from megatron.core.datasets.utils import Split
 
 from trainer.contract.config import BlendConfig, Dataset, TrainerConfig
 from trainer.contract.resuming.sampling import Order, Sampling, Stream
+from trainer.contract.validation import config_of_split
 from trainer.data.blend import Blend, LogLine, Part, plan_blends
 from trainer.data.corpora import SPLITS
 from trainer.data.index_files import Index, complete
@@ -178,9 +179,12 @@ def open_datasets(
     and get None for each split."""
     if not is_needed:
         return dict.fromkeys(blends)
-    at = functools.partial(_dataset_config, config, vocab_size, cache_dir)
-    kind = kind_of(config.data)
-    return {split: _open(kind, blend, at) for split, blend in blends.items()}
+    datasets = {}
+    for split, blend in blends.items():
+        of_split = config_of_split(config, split)
+        at = functools.partial(_dataset_config, of_split, vocab_size, cache_dir)
+        datasets[split] = _open(kind_of(of_split.data), blend, at)
+    return datasets
 
 
 def build_index(
@@ -210,16 +214,17 @@ def complete_indices(
 
     Parts are built before blends, since building a blend reads its parts.
     """
-    blends, kind = list(blends), kind_of(config.data)
-    at = functools.partial(_dataset_config, config, vocab_size)
-    indices = [
-        _order_index(kind, blend.split, part, order, at, cache_dir)
-        for blend in blends
-        for part in blend.parts
-        for order in part.stream.orders
-    ]
-    indices += [_blend_index(kind, blend, at, cache_dir) for blend in blends if len(blend.parts) > 1]
-    complete(indices, cache_dir, log)
+    orders, mixed = list[Index](), list[Index]()
+    for blend in blends:
+        of_split = config_of_split(config, blend.split)
+        kind, at = kind_of(of_split.data), functools.partial(_dataset_config, of_split, vocab_size)
+        orders += [
+            _order_index(kind, blend.split, part, order, at, cache_dir)
+            for part in blend.parts
+            for order in part.stream.orders
+        ]
+        mixed += [_blend_index(kind, blend, at, cache_dir)] if len(blend.parts) > 1 else []
+    complete([*orders, *mixed], cache_dir, log)
 
 
 def _order_index(
@@ -233,7 +238,7 @@ def _order_index(
     named = _order_dataset(kind, split, part, order, unread)
     return Index(
         title=f"{split} of {part.prefix or 'mock samples'}",
-        key=f"{named.unique_description_hash}-{type(named).__name__}-{split}",
+        key=f"{named.unique_description_hash}-{type(named).__name__}-{_core_split(split).name}",
         suffixes=PART_FILES,
         source=None if part.prefix is None else Path(f"{part.prefix}.idx"),
         build=build,
@@ -249,7 +254,7 @@ def _blend_index(kind: Kind, blend: Blend, at: Callable[..., GPTDatasetConfig], 
     named = _blended_dataset(blend, _part_datasets(kind, blend, unread), unread())
     return Index(
         title=f"the blend of {blend.split}",
-        key=f"{named.unique_description_hash}-{type(named).__name__}-{blend.split}",
+        key=f"{named.unique_description_hash}-{type(named).__name__}-{_core_split(blend.split).name}",
         suffixes=BLEND_FILES,
         source=None,
         build=build,
@@ -289,7 +294,12 @@ def _order_dataset(
     """Core's dataset for one order of a corpus. Core reads `documents` only to build the index."""
     dataset_config = at(seed=order.seed)
     corpus = kind.dataset.build_low_level_dataset(part.prefix, dataset_config)
-    return kind.dataset(corpus, part.prefix, documents, order.num_samples, Split[split], dataset_config)
+    return kind.dataset(corpus, part.prefix, documents, order.num_samples, _core_split(split), dataset_config)
+
+
+def _core_split(split: str) -> Split:
+    """Core's name of a split. A named validation set is valid."""
+    return Split[split.partition("/")[0]]
 
 
 def _blended_dataset(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from trainer.contract.config import TrainerConfig
+from trainer.contract.config import NAMED_SPLIT, TrainerConfig
 from trainer.contract.files.run_directory import RunDirectory, publish
 from trainer.distributed import slurm_job
 from trainer.metrics.console import Log
@@ -43,6 +43,21 @@ class Figure(NamedTuple):
     def family(self) -> str:
         """The name that the lines HELP and TYPE have: that of a summary has no suffix."""
         return re.sub("_(sum|count)$", "", self.name) if self.kind == "summary" else self.name
+
+
+def _evaluation_loss(split: str) -> Figure:
+    return Figure(
+        "hpcgen_training_evaluation_loss",
+        "gauge",
+        "Loss of the last evaluation",
+        f"{split}/loss",
+        labels=f',split="{_escaped(split)}"',
+    )
+
+
+def _escaped(text: str) -> str:
+    """Text of a label."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 FIGURES = (
@@ -90,18 +105,11 @@ FIGURES = (
     Figure(
         "hpcgen_training_checkpoint_stall_seconds", "gauge", "Stall of the last save", "checkpoint/stall_s"
     ),
-    *(
-        Figure(
-            "hpcgen_training_evaluation_loss",
-            "gauge",
-            "Loss of the last evaluation",
-            f"{split}/loss",
-            labels=f',split="{split}"',
-        )
-        for split in ("valid", "test")
-    ),
+    _evaluation_loss("valid"),
+    _evaluation_loss("test"),
 )
-"""The figures that are shown once they are known, with those of one name next to each other."""
+"""The figures that are shown once they are known, with those of one name next to each other. Those of named validation
+sets follow."""
 
 
 class Prometheus:
@@ -176,7 +184,9 @@ def text(values: Mapping[str, float], labels: str) -> str:
     """The figures in Prometheus' text format."""
     lines: list[str] = []
     before = ""
-    for figure in FIGURES:
+    splits = (name.removesuffix("/loss") for name in values if name.endswith("/loss"))
+    named = (split for split in splits if split.startswith(NAMED_SPLIT))
+    for figure in (*FIGURES, *map(_evaluation_loss, named)):
         if figure.source not in values:
             continue
         if (name := figure.family()) != before:
@@ -209,11 +219,6 @@ def _shared_name(config: TrainerConfig) -> str:
 def _number(value: float) -> str:
     """A number as Prometheus reads it: NaN, +Inf, or digits."""
     return {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(repr(value), repr(value))
-
-
-def _escaped(text: str) -> str:
-    """Text of a label."""
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _handler(newest: Callable[[], str]) -> type[http.server.BaseHTTPRequestHandler]:

@@ -181,16 +181,27 @@ class Metrics:
         self._draw("train", iteration, values)
         self._log.step(iteration, values)
 
-    def evaluation(self, iteration: int, split: str, losses: dict[str, float] | None, seconds: float) -> None:
-        """Record the mean losses over the evaluation batches of a split. None if no token of them counts."""
+    def evaluation(
+        self,
+        iteration: int,
+        split: str,
+        losses: dict[str, float] | None,
+        training: TrainingConfig,
+        seconds: float,
+    ) -> None:
+        """Record the mean losses over the batches of a split. None if no token of them counts.
+
+        `training` says how many samples they have.
+        """
         if losses is None:
             self._log.line(
                 f"iteration {iteration}: no {split} loss, because data.eod_mask_loss masks every token of the first "
-                f"training.eval_iters = {self._config.training.eval_iters} batches. Check data.eod_id and the "
-                "samples, or raise eval_iters"
+                f"eval_iters = {training.eval_iters} batches. Check data.eod_id and the samples, or raise eval_iters"
             )
             return
-        self._write("evaluation", iteration, {"split": split, **losses, "evaluation_s": seconds})
+        samples = training.eval_iters * training.global_batch_size
+        values = {"split": split, **losses, "samples": samples, "evaluation_s": seconds}
+        self._write("evaluation", iteration, values)
         self._draw(split, iteration, losses)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in losses.items())
         self._log.line(f"iteration {iteration}: {split} {shown}")

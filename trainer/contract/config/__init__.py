@@ -5,7 +5,7 @@ Megatron-LM's flags where Core has none. The trainer reads a JSON file with thes
 same sections from a run file. A string under a field is its documentation: `hpcgen init` and the JSON Schema print it.
 """
 
-from trainer.contract.config.data import BlendConfig, Dataset
+from trainer.contract.config.data import NAMED_SPLIT, BlendConfig, Dataset, ValidationSet
 from trainer.contract.config.document import (
     ConfigError,
     TrainerConfig,
@@ -34,6 +34,7 @@ from trainer.contract.config.values import (
 
 __all__ = [
     "DISCARDS_OUTPUT",
+    "NAMED_SPLIT",
     "BlendConfig",
     "CheckpointConfig",
     "ConfigError",
@@ -56,6 +57,7 @@ __all__ = [
     "RopeScaling",
     "TrainerConfig",
     "TrainingConfig",
+    "ValidationSet",
     "field_hints",
     "fingerprint",
     "from_dict",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from trainer.contract.config.path import FilePath
 from trainer.contract.config.resume import Free
-from trainer.contract.config.values import NonNegative, PositiveFloat
+from trainer.contract.config.values import Count, NonNegative, PositiveFloat
 from trainer.contract.record import config_section
+
+NAMED_SPLIT = "valid/"
+"""Beginning of the splits of named validation sets. The name of the set follows."""
 
 
 @config_section
@@ -16,6 +19,23 @@ class Dataset:
     """Path of the .bin/.idx pair without the suffix."""
     weight: PositiveFloat | None = None
     """Weight in the blend. If no dataset has a weight, each is weighted by its number of tokens in the split."""
+
+
+@config_section
+class ValidationSet:
+    """A validation set that is evaluated on its own."""
+
+    name: str
+    """Name of the set: its loss is the split valid/NAME in metrics and reports."""
+    datasets: tuple[Dataset, ...]
+    """Blend of the set. All documents of its pairs are read, and none may be trained on."""
+    eval_iters: Count | None = None
+    """Number of global batches per evaluation of this set. Default: training.eval_iters."""
+
+    @property
+    def split(self) -> str:
+        """Name of its split in metrics."""
+        return f"{NAMED_SPLIT}{self.name}"
 
 
 @config_section
@@ -34,6 +54,9 @@ class BlendConfig:
     """Validation blend of option 2."""
     test: Free[tuple[Dataset, ...]] = ()
     """Test blend of option 2, evaluated once after the last step."""
+    validation: Free[tuple[ValidationSet, ...]] = ()
+    """Named validation sets, each with a loss of its own. They are evaluated together with `valid` and in addition to
+    it."""
     mock: bool = False
     """Option 3: synthetic samples, for testing a cluster without data."""
     reset_attention_mask: bool = False
@@ -55,6 +78,13 @@ class BlendConfig:
     """Number of data loader processes per rank; 0 loads in the training process."""
     cache_dir: Free[FilePath | None] = None
     """Directory of the sample indices. Default: `index-cache` in the run directory."""
+
+    @property
+    def blends(self) -> dict[str, tuple[Dataset, ...]]:
+        """The lists of pairs by their keys in the section, also empty ones."""
+        lists = {"datasets": self.datasets, "train": self.train, "valid": self.valid, "test": self.test}
+        named = {f"validation[{index}].datasets": each.datasets for index, each in enumerate(self.validation)}
+        return lists | named
 
     @property
     def needs_eod(self) -> bool:

@@ -12,6 +12,8 @@ from trainer.contract.rules.facts import Facts, Rule, unread
 
 SPLIT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*", re.ASCII)
 
+SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+
 
 def data_has_one_source(facts: Facts) -> Iterator[Problem]:
     """Exactly one of datasets, train (with valid and test) and mock (megatron/training/arguments.py, validate_args)."""
@@ -46,8 +48,7 @@ def held_out_blends_need_train(facts: Facts) -> Iterator[Problem]:
 
 def weights_are_given_for_all_or_none(facts: Facts) -> Iterator[Problem]:
     """All datasets of a blend have a weight, or none (hpcgen's rule: null has no meaning next to weights)."""
-    for key in ("datasets", "train", "valid", "test"):
-        blend = getattr(facts.data, key)
+    for key, blend in facts.data.blends.items():
         missing = [index for index, dataset in enumerate(blend) if dataset.weight is None]
         if missing and len(missing) < len(blend):
             yield Problem(
@@ -98,17 +99,76 @@ def split_weights(split: str) -> tuple[float, float, float] | None:
 def evaluation_has_samples(facts: Facts) -> Iterator[Problem]:
     """With eval_iters > 0, split has validation documents (hpcgen's rule: Core would loop forever).
 
-    With a blend per split, valid is optional; without it, nothing is evaluated.
+    With a blend per split or with named validation sets, valid is optional.
     """
     weights = split_weights(facts.data.split)
+    if facts.data.validation:
+        return
     if facts.data.datasets and facts.training.eval_iters and weights and weights[0] and not weights[1]:
         yield Problem(
             path="training.eval_iters",
             reason=f"requires validation documents, but data.split = {facts.data.split} leaves none",
             candidates=[0],
-            hint="set a data.split with a weight for valid, such as 99990,8,2",
+            hint="set a data.split with a weight for valid, such as 99990,8,2, or name pairs in data.validation",
             about=("data.split",),
         )
+
+
+def validation_sets_have_names(facts: Facts) -> Iterator[Problem]:
+    """Names of validation sets are unique, and parts of metrics and file names (hpcgen's rule)."""
+    seen = set[str]()
+    for index, each in enumerate(facts.data.validation):
+        if not SET_NAME.fullmatch(each.name):
+            yield Problem(
+                path=f"data.validation[{index}].name",
+                reason="must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit",
+            )
+        elif each.name in seen:
+            yield Problem(
+                path=f"data.validation[{index}].name",
+                reason="is the name of two validation sets",
+                hint="give each set a name of its own",
+            )
+        seen.add(each.name)
+
+
+def validation_sets_are_evaluated(facts: Facts) -> Iterator[Problem]:
+    """Named validation sets need pairs and an evaluation (hpcgen's rule: they would have no effect)."""
+    data = facts.data
+    for index, each in enumerate(data.validation):
+        if not each.datasets:
+            yield Problem(
+                path=f"data.validation[{index}].datasets", reason="is empty", hint="name at least one pair"
+            )
+    if data.validation and not facts.training.eval_iters:
+        yield Problem(
+            path="data.validation",
+            reason="has no effect with training.eval_iters = 0, which disables evaluation",
+            hint="remove it, or set training.eval_iters",
+            about=("training.eval_iters",),
+        )
+    elif data.validation and data.mock:
+        yield Problem(
+            path="data.validation",
+            reason="conflicts with data.mock, whose token IDs mean nothing",
+            hint="remove data.validation, or train on pairs",
+            about=("data.mock",),
+        )
+
+
+def validation_sets_are_held_out(facts: Facts) -> Iterator[Problem]:
+    """No pair of a named validation set is also trained on or tested (hpcgen's rule, as for valid and test)."""
+    data = facts.data
+    others = {dataset.prefix: key for key in ("datasets", "train", "test") for dataset in data.blends[key]}
+    for index, each in enumerate(data.validation):
+        for number, dataset in enumerate(each.datasets):
+            if dataset.prefix in others:
+                yield Problem(
+                    path=f"data.validation[{index}].datasets[{number}].prefix",
+                    reason=f"is also in data.{others[dataset.prefix]}, so its documents would be in both",
+                    hint="name other pairs",
+                    about=(f"data.{others[dataset.prefix]}",),
+                )
 
 
 def documents_need_transformer_engine_on_gpus(facts: Facts) -> Iterator[Problem]:
@@ -178,6 +238,9 @@ RULES: tuple[Rule, ...] = (
     split_is_valid,
     split_divides_datasets,
     evaluation_has_samples,
+    validation_sets_have_names,
+    validation_sets_are_evaluated,
+    validation_sets_are_held_out,
     documents_need_transformer_engine_on_gpus,
     positions_are_learned,
     end_of_document_is_used,
