@@ -43,6 +43,8 @@ class TrainingState:
     objective: Objective
     routers: tuple[Router, ...] = ()
     """Routers of this rank's MoE layers."""
+    is_partly_frozen: bool = False
+    """True if a rank has parameters that are not trained."""
     iteration: int = 0
     """Number of completed steps."""
     consumed_samples: int = 0

@@ -214,7 +214,9 @@ def build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log)
     optimizer = build_optimizer(config, model)
     spikes = SpikeWatch(config.training.loss_spike_factor, config.training.skip_loss_spikes)
     schedule = Schedule(config.optimizer, optimizer, config.training.train_iters)
-    return TrainingState(model, optimizer, schedule, spikes, Objective(config, model), experts.routers(model))
+    objective, routers = Objective(config, model), experts.routers(model)
+    is_partly_frozen = bool(config.training.freeze)
+    return TrainingState(model, optimizer, schedule, spikes, objective, routers, is_partly_frozen)
 
 
 def _open_datasets(

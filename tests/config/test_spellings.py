@@ -104,7 +104,7 @@ WORDS = """
     ema training.ema_decay -> does not support averages
     z-loss model.z_loss -> use training.z_loss_coeff, or model.moe_z_loss_coeff for routers
     mup use_mup -> does not support
-    freeze model.freeze training.freeze_layers -> use optimizer.parameter_groups with lr_mult: 0
+    freeze model.freeze training.freeze_layers -> use training.freeze
     resume checkpoint.resume resume_from_checkpoint -> remove it, because a run always resumes
     model.name model_name_or_path model.pretrained -> hpcgen init --from-hf
     run_name experiment_name -> use name

@@ -4,13 +4,48 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planning.cases import MLA, MTP, PP, RAMPUP, SP, TP, VPP, broken, errors
-from trainer.contract.rules import cuda_graphs, multi_token, parallelism, precision, recompute, schedule
+from tests.planning.cases import MLA, MTP, PP, RAMPUP, ROPE, SP, TP, VPP, broken, errors
+from trainer.contract.rules import (
+    cuda_graphs,
+    freezing,
+    multi_token,
+    parallelism,
+    precision,
+    recompute,
+    schedule,
+)
 
 FULL = {"training__recompute_granularity": "full"}
+EXPERTS = {
+    "model__num_moe_experts": 4,
+    "model__add_bias_linear": False,
+    "model__moe_aux_loss_coeff": 0.01,
+}
 GRAPHS = {"training__cuda_graph_impl": "transformer_engine"}
 
+FREEZE = "training__freeze"
+
 REFUSED = {
+    "a frozen pattern without a match": (
+        {FREEZE: ("embedding.*", "layers.0.*")},
+        "training.freeze",
+        freezing.frozen_patterns_match,
+    ),
+    "nothing to train": (
+        {FREEZE: ("*.weight", "*.bias", "*layer_norm_*")},
+        "training.freeze",
+        freezing.frozen_patterns_match,
+    ),
+    "some experts of a layer are frozen": (
+        ROPE | EXPERTS | {FREEZE: ("*.experts.local_experts.0.*", "*.linear_fc?.weight0")},
+        "training.freeze",
+        freezing.experts_are_frozen_together,
+    ),
+    "frozen layers in graphs": (
+        GRAPHS | {FREEZE: ("embedding.*",)},
+        "training.cuda_graph_impl",
+        freezing.frozen_layers_need_no_cuda_graphs,
+    ),
     "MTP in uniform groups": (
         MTP | FULL | {"training__recompute_method": "uniform", "training__recompute_num_layers": 2},
         "training.recompute_num_layers",
@@ -245,6 +280,9 @@ def test_a_broken_rule_is_one_problem(changes, path, rule):
 
 
 ACCEPTED = {
+    "frozen embeddings and norms": {FREEZE: ("embedding.*", "decoder.layers.?.*norm*")},
+    "frozen experts": ROPE | EXPERTS | {FREEZE: ("*.experts.*", "decoder.layers.1.mlp.router.*")},
+    "frozen layers of a user's model": {FREEZE: ("mine.*",), "model__model_provider": "mine:Model"},
     "fp8 with current scaling": {"training__fp8": "hybrid"},
     "fp8 with delayed scaling": {
         "training__fp8": "e4m3",

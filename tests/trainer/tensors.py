@@ -19,10 +19,11 @@ def assert_same_checkpoint(one: Path, other: Path) -> None:
 
 
 def load_all(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """The tensors by name. Parts that are not stored, such as the state of frozen layers, are zero."""
     reader = torch.distributed.checkpoint.FileSystemReader(checkpoint)
     metadata = reader.read_metadata().state_dict_metadata
     state = {
-        name: torch.empty(tensor.size, dtype=tensor.properties.dtype)
+        name: torch.zeros(tensor.size, dtype=tensor.properties.dtype)
         for name, tensor in metadata.items()
         if isinstance(tensor, torch.distributed.checkpoint.metadata.TensorStorageMetadata)
     }

@@ -13,7 +13,7 @@ from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract.config import TrainerConfig
 from trainer.contract.model.model_size import active_parameter_count, parameter_count, parameter_names
 from trainer.model import build
-from trainer.optimizer.parameter_groups import global_names
+from trainer.model.parameter_names import global_names
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
 

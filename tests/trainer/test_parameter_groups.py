@@ -14,7 +14,8 @@ from tests.trainer.runs import GPT, LLAMA, MOE, gpt_config, run
 from trainer.contract.config import ConfigError, ModelConfig, ParameterGroup
 from trainer.contract.config.resolve import resolve_model
 from trainer.contract.model.model_size import parameter_names
-from trainer.optimizer.parameter_groups import as_configured, copy_rates, global_names, overrides
+from trainer.model.parameter_names import global_names
+from trainer.optimizer.parameter_groups import as_configured, copy_rates, overrides
 
 
 class Layer(torch.nn.Module):

@@ -8,12 +8,17 @@ Gathering is not necessary. A checkpoint may divide a tensor into any boxes, and
 of a few boxes. So each rank saves and loads its own range in place. The stored data is the same, and Core's own code
 can load it. There is one exception: if a buffer has padding between buckets, as with embeddings that two pipeline
 stages share, Core 0.16.1 gathers the state from wrong positions.
+
+Core stores a weight of all layers as one tensor. If some parameters are frozen, such a tensor of the state would have
+holes, which torch.distributed.checkpoint refuses. Then each layer has a tensor of its own, with the name that Core uses
+for layers of different shapes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +37,9 @@ SHARDING_TYPE = "fully_reshardable"
 
 PREFIX = "optimizer.state"
 
+_LAYERS = re.compile(r"\.layers\.(?!\d)")
+"""The place of the number of a layer in the name of a tensor with all layers."""
+
 Box = tuple[tuple[int, ...], tuple[int, ...], int]
 """Offsets and sizes of a part of a tensor, and its start in the flattened tensor."""
 
@@ -47,24 +55,29 @@ def sliceable(optimizer: MegatronOptimizer) -> list[DistributedOptimizer] | None
     return parts if are_plain else None
 
 
-def sharded_optimizer(parts: list[DistributedOptimizer], model: dict[str, Any]) -> dict[Any, Any]:
-    """The optimizer's part of a checkpoint. `model` is the model's part.
+def sharded_optimizer(
+    parts: list[DistributedOptimizer], model: dict[str, Any], *, by_layer: bool = False
+) -> dict[Any, Any]:
+    """The optimizer's part of a checkpoint. `model` is the model's part. With `by_layer`, each layer has its own
+    tensors.
 
     The tensors are not copies, so loading them changes the optimizer state in place.
     """
     if len(parts) > 1:
         # A part without parameters on this rank may not count steps.
         ChainedOptimizer(parts)._synchronize_steps()
-    stored = [_sharded_part(part, model) for part in parts]
+    stored = [_sharded_part(part, model, by_layer=by_layer) for part in parts]
     return stored[0] if len(stored) == 1 else dict(enumerate(stored))
 
 
-def _sharded_part(optimizer: DistributedOptimizer, model: dict[str, Any]) -> dict[str, Any]:
+def _sharded_part(
+    optimizer: DistributedOptimizer, model: dict[str, Any], *, by_layer: bool
+) -> dict[str, Any]:
     if not optimizer.optimizer.state:
         _make_moments(optimizer)
     return {
         **optimizer.state_dict(),
-        "param_state": _parameter_state(optimizer, model),
+        "param_state": _parameter_state(optimizer, model, by_layer=by_layer),
         "param_state_sharding_type": SHARDING_TYPE,
     }
 
@@ -95,7 +108,9 @@ def load_optimizer(parts: list[DistributedOptimizer], loaded: dict[Any, Any]) ->
         part.load_state_dict(content)
 
 
-def _parameter_state(optimizer: DistributedOptimizer, model: dict[str, Any]) -> dict[int, Any]:
+def _parameter_state(
+    optimizer: DistributedOptimizer, model: dict[str, Any], *, by_layer: bool
+) -> dict[int, Any]:
     stored_as = {
         base.data: base
         for base in nested_values(model)
@@ -112,11 +127,12 @@ def _parameter_state(optimizer: DistributedOptimizer, model: dict[str, Any]) -> 
     for index, (parameter, own) in enumerate(owned):
         tensors = optimizer._get_main_param_and_optimizer_states(parameter)
         instance = optimizer.distributed_optimizer_instance_id
-        state[index] = {
-            name: dict(enumerate(_pieces(name, tensor, own.start, own.end, stored_as[parameter], instance)))
-            for name, tensor in tensors.items()
-            if torch.is_tensor(tensor)
-        }
+        for name, tensor in tensors.items():
+            if torch.is_tensor(tensor):
+                pieces = _pieces(name, tensor, own.start, own.end, stored_as[parameter], instance)
+                state.setdefault(index, {})[name] = dict(
+                    enumerate(map(_of_layer, pieces) if by_layer else pieces)
+                )
     return state
 
 
@@ -158,6 +174,22 @@ def _piece(
         prepend_axis_num=0,
         # Data-parallel ranks own different parts. Other replicas of the weight also replicate its state.
         replica_id=(*part.replica_id[:2], instance),
+    )
+
+
+def _of_layer(piece: ShardedTensor) -> ShardedTensor:
+    """The same piece in a tensor that has only its layer."""
+    if not piece.global_shape or not _LAYERS.search(piece.key):
+        return piece
+    assert piece.data is not None
+    layer = piece.global_offset[0]
+    return dataclasses.replace(
+        piece,
+        key=_LAYERS.sub(f".layers.{layer}.", piece.key, count=1),
+        data=piece.data[0],
+        local_shape=piece.local_shape[1:],
+        global_shape=piece.global_shape[1:],
+        global_offset=piece.global_offset[1:],
     )
 
 

@@ -61,7 +61,9 @@ def sharded_optimizer(
 ) -> dict[str, Any]:
     """The optimizer as sharded tensors. `weights` are the weights of its model."""
     if (parts := _sliceable(state, metadata["distrib_optim_sharding_type"])) is not None:
-        return {"optimizer": optimizer_state.sharded_optimizer(parts, weights)}
+        return {
+            "optimizer": optimizer_state.sharded_optimizer(parts, weights, by_layer=state.is_partly_frozen)
+        }
     content = state.optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata)
     return {"optimizer": content}
 
@@ -131,7 +133,7 @@ def staged_bytes(state: TrainingState, groups: ProcessGroupCollection, optimizer
     for parameter in parameters:
         ranks = (groups.dp_cp if getattr(parameter, "allreduce", True) else groups.expt_dp).size()
         weight = parameter.numel() * parameter.element_size()
-        total += (weight + of_state * parameter.numel()) / ranks
+        total += (weight + (of_state * parameter.numel() if parameter.requires_grad else 0)) / ranks
         if ranks > 1:  # weights are not split between ranks
             largest = max(largest, weight)
     return int(1.02 * total) + largest + PADDING * len(parameters)

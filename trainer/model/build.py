@@ -19,7 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from trainer.contract.code import code_loading, imports
 from trainer.contract.config import ParallelismConfig, TrainerConfig
 from trainer.contract.optimizers import optimizer_of
-from trainer.model import cuda_graphs, custom, experts, layers, multi_token
+from trainer.model import cuda_graphs, custom, experts, freezing, layers, multi_token
 from trainer.model.attention import parts_of
 from trainer.model.core_config import HALF, transformer_config
 from trainer.model.initialization import initialize_by_name
@@ -38,6 +38,7 @@ def build_model(
         initialize_by_name(
             chunk, config.training.seed, config.model.init_method_std, config.model.num_layers, groups
         )
+    freezing.freeze(chunks, config.training)
     if config.training.precision in HALF:
         chunks = [Float16Module(core, chunk) for chunk in chunks]
     layout = config.parallelism

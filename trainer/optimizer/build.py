@@ -58,8 +58,12 @@ def build_optimizer(config: TrainerConfig, model: list[DistributedDataParallel])
 
 
 def optimizers_of(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:
-    """The optimizers in `optimizer`: one, and with expert parallelism a second one for the experts."""
-    return getattr(optimizer, "chained_optimizers", (optimizer,))
+    """The optimizers in `optimizer`: one, and with expert parallelism a second one for the experts.
+
+    Core also has empty ones, such as that of the other parameters if only experts are trained.
+    """
+    parts = getattr(optimizer, "chained_optimizers", (optimizer,))
+    return [part for part in parts if not getattr(part, "is_stub_optimizer", False)]
 
 
 def core_config(config: TrainerConfig) -> core_optimizer.OptimizerConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trainer.contract.config.resume import Free
+from trainer.contract.config.resume import Free, Grouped
 from trainer.contract.config.values import Count, NonNegative, NonNegativeFloat, PositiveFloat
 from trainer.contract.record import config_section
 
@@ -41,6 +41,9 @@ class TrainingConfig:
     """Length of the history of maxima for delayed scaling, in steps."""
     fp8_amax_compute_algo: Literal["max", "most_recent"] = "max"
     """Value of the history that delayed scaling uses: the maximum or the most recent one."""
+    freeze: Grouped[tuple[str, ...]] = ()
+    """Shell patterns for the names of parameters that are not trained, such as `embedding.*` or
+    `decoder.layers.[01].*`. The names are those of optimizer.parameter_groups."""
     transformer_impl: Free[Literal["transformer_engine", "torch"] | None] = None
     """Kernels of the transformer layers. Default: transformer_engine if it is installed, otherwise torch."""
     cross_entropy_fusion_impl: Literal["te", "native"] | None = None

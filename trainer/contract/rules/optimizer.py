@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from trainer.contract.model.model_size import layers_parameter_count, parameter_names
+from trainer.contract.model.model_size import layers_parameter_count
 from trainer.contract.optimizers import optimizer_of
 from trainer.contract.problem import Problem
 from trainer.contract.rules.facts import Facts, Rule
+from trainer.contract.rules.parameter_patterns import listed, name_variants
 
 FAR_ABOVE = 10
 """Multiple of the published rate that causes a warning. It is beyond any sweep, and typical of a wrong exponent."""
@@ -40,30 +41,21 @@ def rate_is_usual(facts: Facts) -> Iterator[Problem]:
 
 
 def groups_match_parameters(facts: Facts) -> Iterator[Problem]:
-    """Each group matches a parameter that no earlier group matches (trainer/optimizer/parameter_groups.py).
-
-    Checked only for Megatron-Core's layers. On GPUs, these are Transformer Engine's or Core's own. The two name the
-    norms differently, so a group must match the names of one of them.
-    """
-    groups, model = facts.optimizer.parameter_groups, facts.resolved_model
-    if not groups or model.layer_spec is not None or model.model_provider is not None:
+    """Each group matches a parameter that no earlier group matches (trainer/optimizer/parameter_groups.py)."""
+    groups, variants = facts.optimizer.parameter_groups, name_variants(facts)
+    if not groups or not variants:
         return
-    variants = [parameter_names(model)]
-    if facts.device == "cuda":
-        variants.append(parameter_names(model, transformer_engine=True))
-    matched = set()
-    for names in variants:
-        for name in names:
-            matched.add(next((i for i, group in enumerate(groups) if fnmatchcase(name, group.match)), None))
+    matched = {
+        next((i for i, group in enumerate(groups) if fnmatchcase(name, group.match)), None)
+        for names in variants
+        for name in names
+    }
     missed = [group.match for index, group in enumerate(groups) if index not in matched]
     if missed:
-        shown = (
-            name for name in variants[-1] if not name.startswith("decoder.layers.") or ".layers.0." in name
-        )
         yield Problem(
             path="optimizer.parameter_groups",
             reason=f"contains {', '.join(map(repr, missed))}, which matches no parameter outside earlier "
-            f"groups. The parameters are {', '.join(shown)}, and the same names for each further layer",
+            f"groups. {listed(variants[-1])}",
         )
 
 

@@ -1,0 +1,94 @@
+"""Rules for parameters that are not trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from trainer.contract.problem import Problem, Setting
+from trainer.contract.rules.facts import Facts, Rule
+from trainer.contract.rules.parameter_patterns import listed, name_variants
+
+KEY = "training.freeze"
+
+_EXPERT = re.compile(r"(.*\.experts\.)(?:local_experts\.\d+\.)?(linear_fc[12])\.(weight|bias)\d*")
+
+
+def frozen_patterns_match(facts: Facts) -> Iterator[Problem]:
+    """Each pattern matches a parameter, and some parameters are trained (trainer/model/freezing.py)."""
+    patterns, variants = facts.training.freeze, name_variants(facts)
+    if not patterns or not variants:
+        return
+    missed = [
+        pattern
+        for pattern in patterns
+        if not any(fnmatchcase(name, pattern) for names in variants for name in names)
+    ]
+    if missed:
+        yield Problem(
+            path=KEY,
+            reason=f"contains {', '.join(map(repr, missed))}, which matches no parameter. {listed(variants[-1])}",
+        )
+    elif any(not list(_trained(names, patterns)) for names in variants):
+        yield Problem(KEY, "matches all parameters, so there is nothing to train", "leave some out")
+
+
+def experts_are_frozen_together(facts: Facts) -> Iterator[Problem]:
+    """A layer's experts are all frozen or all trained.
+
+    Transformer Engine decides by the first expert of a rank whether to compute the gradients of all of them
+    (transformer_engine/pytorch/module/grouped_linear.py, weights[0].requires_grad).
+    """
+    patterns = facts.training.freeze
+    if not patterns or facts.model.num_moe_experts is None:
+        return
+    for names in name_variants(facts):
+        experts = [name for name in names if _EXPERT.fullmatch(name)]
+        trained = set(map(_product, _trained(experts, patterns)))
+        frozen = {_product(name) for name in experts if _is_frozen(name, patterns)}
+        if mixed := sorted(trained & frozen):
+            yield Problem(
+                path=KEY,
+                reason=f"matches only some of the experts of {mixed[0]}, which one kernel computes together",
+                hint="use patterns that match all experts of a layer, such as *.experts.*",
+            )
+            return
+
+
+def frozen_layers_need_no_cuda_graphs(facts: Facts) -> Iterator[Problem]:
+    """No CUDA graphs (hpcgen's rule: losses with and without graphs were not compared)."""
+    if facts.training.freeze and facts.training.cuda_graph_impl != "none":
+        yield Problem(
+            path="training.cuda_graph_impl",
+            reason=f"is not supported with {KEY}",
+            candidates=["none"],
+            settings=(Setting(KEY, ()),),
+            about=(KEY,),
+        )
+
+
+def _trained(names: Iterable[str], patterns: Sequence[str]) -> Iterator[str]:
+    return (name for name in names if not _is_frozen(name, patterns))
+
+
+def _is_frozen(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _product(name: str) -> str:
+    """The product of an expert's parameter: `decoder.layers.1.mlp.experts.linear_fc1.weight`."""
+    found = _EXPERT.fullmatch(name)
+    assert found
+    return f"{found[1]}{found[2]}.{found[3]}"
+
+
+RULES: tuple[Rule, ...] = (
+    frozen_patterns_match,
+    experts_are_frozen_together,
+    frozen_layers_need_no_cuda_graphs,
+)
+
+WARNINGS: tuple[Rule, ...] = ()
+
+OF_MODEL: tuple[Rule, ...] = ()
