@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.util
 import json
 import math
 import os
@@ -31,14 +32,21 @@ from megatron.core.distributed import (
     finalize_model_grads,
 )
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_with_transformer_engine_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.contract.config import TrainingConfig
+
+HAS_ENGINE = importlib.util.find_spec("transformer_engine") is not None
+"""False only where the loop is tried out, such as on a CPU. Times are those of Transformer Engine."""
 
 
 def main() -> None:
@@ -71,9 +79,9 @@ def main() -> None:
 
 
 def core_config(config: dict[str, Any]) -> TransformerConfig:
-    """Megatron-Core's fastest settings that only require Transformer Engine."""
+    """Megatron-Core's fastest settings that only require Transformer Engine, and without it, none."""
     model, layout, training = config["model"], config["parallelism"], TrainingConfig(**config["training"])
-    swiglu, bias = model.get("swiglu", False), model.get("add_bias_linear", True)
+    swiglu = model.get("swiglu", False)
     return TransformerConfig(
         num_layers=model["num_layers"],
         hidden_size=model["hidden_size"],
@@ -83,7 +91,7 @@ def core_config(config: dict[str, Any]) -> TransformerConfig:
         normalization=model.get("normalization", "LayerNorm"),
         gated_linear_unit=swiglu,
         activation_func=torch.nn.functional.silu if swiglu else torch.nn.functional.gelu,
-        add_bias_linear=bias,
+        add_bias_linear=model.get("add_bias_linear", True),
         attention_dropout=0.0,
         hidden_dropout=0.0,
         tensor_model_parallel_size=layout.get("tensor_model_parallel_size", 1),
@@ -96,15 +104,22 @@ def core_config(config: dict[str, Any]) -> TransformerConfig:
         fp8_recipe=training.fp8_recipe,
         fp8_amax_history_len=training.fp8_amax_history_len,
         fp8_amax_compute_algo=training.fp8_amax_compute_algo,
-        gradient_accumulation_fusion=has_weight_gradient_kernel(),
-        cross_entropy_loss_fusion=True,
-        cross_entropy_fusion_impl="te",
-        bias_activation_fusion=swiglu or bias,
-        bias_dropout_fusion=True,
-        apply_rope_fusion=model.get("position_embedding_type") == "rope",
-        persist_layer_norm=True,
+        **(fusions(model) if HAS_ENGINE else {}),
         **expert_config(config),
     )
+
+
+def fusions(model: dict[str, Any]) -> dict[str, Any]:
+    """Kernels that do the work of several. All but one need a GPU."""
+    return {
+        "gradient_accumulation_fusion": has_weight_gradient_kernel(),
+        "cross_entropy_loss_fusion": True,
+        "cross_entropy_fusion_impl": "te",
+        "bias_activation_fusion": model.get("swiglu", False) or model.get("add_bias_linear", True),
+        "bias_dropout_fusion": True,
+        "apply_rope_fusion": model.get("position_embedding_type") == "rope",
+        "persist_layer_norm": True,
+    }
 
 
 def expert_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -149,6 +164,7 @@ def step_function(config: dict[str, Any]) -> Callable[[], None]:
             overlap_param_gather=overlap,
         ),
         chunks,
+        use_gloo_process_groups=False,
     )
     run = forward_backward(config, chunks)
 
@@ -167,9 +183,7 @@ def build_chunk(config: dict[str, Any], overlap: bool) -> DistributedDataParalle
     model, core = config["model"], core_config(config)
     gpt = GPTModel(
         core,
-        get_gpt_layer_with_transformer_engine_spec(
-            num_experts=core.num_moe_experts, moe_grouped_gemm=core.moe_grouped_gemm
-        ),
+        layer_spec(core),
         vocab_size=model["padded_vocab_size"],
         max_sequence_length=model["seq_length"],
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -189,6 +203,14 @@ def build_chunk(config: dict[str, Any], overlap: bool) -> DistributedDataParalle
         core.no_sync_func = chunk.no_sync
         core.grad_sync_func = chunk.start_grad_sync
     return chunk
+
+
+def layer_spec(core: TransformerConfig) -> ModuleSpec:
+    """Parts of a layer: Transformer Engine's, if it is installed."""
+    kind = {"num_experts": core.num_moe_experts, "moe_grouped_gemm": core.moe_grouped_gemm}
+    if HAS_ENGINE:
+        return get_gpt_layer_with_transformer_engine_spec(**kind)
+    return get_gpt_layer_local_spec(**kind, normalization=core.normalization)
 
 
 def first_tokens(config: dict[str, Any], size: tuple[int, int]) -> torch.Tensor:
