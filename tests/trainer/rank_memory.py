@@ -101,7 +101,8 @@ def largest_allocation(profiler: profile) -> int:
 
 def persistent_bytes(model: list[DistributedDataParallel], optimizer: MegatronOptimizer) -> int:
     """Size of the weights, their gradients and the state of the optimizer."""
-    tensors = [tensor for chunk in model for each in chunk.parameters() for tensor in (each, each.main_grad)]
+    parameters = [parameter for chunk in model for parameter in chunk.parameters()]
+    tensors = [*parameters, *(each.main_grad for each in parameters if each.requires_grad)]
     for part in optimizers_of(optimizer):
         states = part.optimizer.state.values()
         tensors += [value for state in states for value in state.values() if torch.is_tensor(value)]

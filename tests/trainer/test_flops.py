@@ -39,6 +39,12 @@ def counted_flops(config: TrainerConfig, process_groups: Any) -> int:
     return counter.get_total_flops()
 
 
+def router_flops(model: ModelConfig) -> int:
+    """FLOPs of the routers in forward and backward pass of one sample."""
+    moe_layers = num_moe_layers(model) + (model.mtp_num_layers or 0) * bool(model.num_moe_experts)
+    return 6 * moe_layers * model.seq_length * model.hidden_size * (model.num_moe_experts or 0)
+
+
 @pytest.mark.parametrize(
     "model",
     [GPT, LLAMA, QWEN, MOE, PADDED, DEEPSEEK, MLA, DEEPSEEK_V3],
@@ -49,10 +55,28 @@ def test_the_formula_counts_the_matrix_products_of_the_model(
 ) -> None:
     """torch counts all pairs of a query and a key, and routers, which the formula leaves out as Megatron-LM's does."""
     config = resolved(tmp_path, model)
-    shape, length = config.model, config.model.seq_length
-    moe_layers = num_moe_layers(shape) + (shape.mtp_num_layers or 0) * bool(shape.num_moe_experts)
-    routers = 6 * moe_layers * length * shape.hidden_size * (shape.num_moe_experts or 0)
-    expected = flops(shape, length, pairs=length * length) + routers
+    length = config.model.seq_length
+    expected = flops(config.model, length, pairs=length * length) + router_flops(config.model)
+    assert counted_flops(config, process_groups) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "freeze"),
+    [
+        (GPT, ("embedding.*", "decoder.layers.[01].*")),
+        (LLAMA, ("*.linear_fc1.*", "decoder.layers.2.*", "output_layer.*")),
+        (LLAMA, ("embedding.*", "decoder.*")),
+        (MOE, ("*.experts.*", "*.shared_experts.*")),
+        (DEEPSEEK_V3, ("*.linear_q_down_proj.*", "mtp.layers.1.*")),
+    ],
+    ids=["half", "fc1", "head", "experts", "V3"],
+)
+def test_the_formula_counts_what_frozen_weights_need(
+    model: dict[str, Any], freeze: tuple[str, ...], process_groups: Any, tmp_path: Path
+) -> None:
+    config = resolved(tmp_path, model, freeze=freeze)
+    length = config.model.seq_length
+    expected = flops(config.model, length, length * length, freeze) + router_flops(config.model)
     assert counted_flops(config, process_groups) == expected
 
 

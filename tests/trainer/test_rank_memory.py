@@ -22,6 +22,7 @@ from trainer.contract.config import TrainerConfig
 from trainer.contract.config.resolve import resolve
 from trainer.contract.model.layout import Layout
 from trainer.contract.optimizers.adamw import ADAMW
+from trainer.contract.record import replaced
 
 pytestmark = pytest.mark.process
 
@@ -159,6 +160,30 @@ def test_each_rank_allocates_what_the_estimate_counts(
         assert found.kernel_bytes == 2 * CUBLAS_WORKSPACE_BYTES + rank["gathered_bytes"]
         activations = found.activation_bytes + outputs_kept_on_cpus(setup, rank["stage"])
         assert activations == pytest.approx(rank["activation_bytes"], rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "freeze"),
+    [
+        (DENSE, PP2, ["decoder.layers.[01].*", "*.linear_fc1.*", "decoder.final*"]),
+        pytest.param(MOE, {"expert_model_parallel_size": 2}, ["*.experts.*", "embedding.*"], marks=SLOW),
+        pytest.param(TIED_MTP, PP2, ["embedding.*", "mtp.*"], marks=SLOW),
+    ],
+    ids=["PP2", "EP2", "MTP"],
+)
+def test_frozen_parameters_take_only_their_weights(
+    model: dict[str, Any], layout: dict[str, Any], freeze: list[str], tmp_path: Path
+) -> None:
+    document = gpt_config("none", tmp_path / "run", model)
+    document |= {"world_size": 2, "parallelism": layout}
+    document["training"] |= SMALL_BATCH | {"transformer_impl": "torch", "freeze": freeze}
+    setup = setup_of(document)
+    complete = replaced(setup, training=replaced(setup.training, freeze=()))
+    for rank in ranks_of(document, tmp_path / "config.json"):
+        found = estimate_stage(setup, rank["stage"])
+        assert found.parameter_bytes == pytest.approx(rank["parameter_bytes"], rel=0.02)
+        assert found.parameter_bytes < estimate_stage(complete, rank["stage"]).parameter_bytes
+        assert found.activation_bytes >= 0.9 * rank["activation_bytes"]
 
 
 @pytest.mark.parametrize(

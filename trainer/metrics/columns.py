@@ -80,7 +80,12 @@ class Throughput:
         """Rates over the total time of the steps."""
         config, seconds = self._config, self._seconds
         tokens = self._samples * config.model.seq_length
-        tflops = flops(config.model, tokens, self._pairs) / seconds / config.world_size / 1e12
+        tflops = (
+            flops(config.model, tokens, self._pairs, config.training.freeze)
+            / seconds
+            / config.world_size
+            / 1e12
+        )
         mfu = {} if config.peak_tflops is None else {"mfu": tflops / config.peak_tflops}
         return {
             "step_time_s": seconds / self._steps,

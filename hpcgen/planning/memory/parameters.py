@@ -11,6 +11,7 @@ from typing import NamedTuple
 from hpcgen.planning.setup import Setup, once_per_setup
 from trainer.contract.config import ModelConfig
 from trainer.contract.model.experts import moe_layer_pattern
+from trainer.contract.model.frozen import Frozen, frozen
 from trainer.contract.model.model_size import (
     experts_parameter_count,
     last_layer_has_experts,
@@ -35,6 +36,9 @@ class Counts(NamedTuple):  # faster than a record: an estimate adds up dozens
     def __add__(self, other: Counts) -> Counts:  # type: ignore[override]
         return Counts(self.tables + other.tables, self.layers + other.layers, self.experts + other.experts)
 
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(self.tables - other.tables, self.layers - other.layers, self.experts - other.experts)
+
 
 class ParameterBytes(NamedTuple):
     """Bytes on a device, of one parameter or of several."""
@@ -45,9 +49,9 @@ class ParameterBytes(NamedTuple):
     optimizer: float
     """State of the optimizer, with the fp32 copies of weights."""
 
-    def times(self, number: float) -> ParameterBytes:
-        """The bytes of `number` parameters."""
-        return ParameterBytes(number * self.weights, number * self.gradients, number * self.optimizer)
+    def times(self, number: float, trained: float) -> ParameterBytes:
+        """The bytes of `number` parameters, of which `trained` are trained."""
+        return ParameterBytes(number * self.weights, trained * self.gradients, trained * self.optimizer)
 
 
 def bytes_per_parameter(setup: Setup, kind: Kind, *, of_expert: bool = False) -> ParameterBytes:
@@ -78,24 +82,28 @@ def num_shards(setup: Setup, *, of_expert: bool = False) -> int:
 
 def parameter_bytes(setup: Setup, stage: int) -> ParameterBytes:
     """Bytes of the weights of a pipeline stage with their gradients and optimizer state, on one device."""
-    return _bytes(setup, stage_parameter_counts(setup, stage))
+    return _bytes(setup, stage_parameter_counts(setup, stage), _frozen_counts(setup)[stage])
 
 
 def total_parameter_bytes(setup: Setup) -> float:
     """The sum of these bytes over the stages."""
     of_layers = _counts_of_layers(setup, [moe_layer_pattern(setup.model)])
-    return sum(_bytes(setup, of_layers + Counts(tables=sum(_tables(setup))) + _mtp_counts(setup)))
+    counts = of_layers + Counts(tables=sum(_tables(setup))) + _mtp_counts(setup)
+    return sum(_bytes(setup, counts, sum(_frozen_counts(setup), Counts())))
 
 
-def _bytes(setup: Setup, counts: Counts) -> ParameterBytes:
+def _bytes(setup: Setup, counts: Counts, frozen: Counts) -> ParameterBytes:
+    """Bytes of parameters, of which those in `frozen` have neither gradients nor optimizer state."""
+    trained = counts - frozen
     parts = [
-        bytes_per_parameter(setup, "table").times(counts.tables),
-        bytes_per_parameter(setup, "layer").times(counts.layers),
+        bytes_per_parameter(setup, "table").times(counts.tables, trained.tables),
+        bytes_per_parameter(setup, "layer").times(counts.layers, trained.layers),
     ]
     if (
         counts.experts
     ):  # a dense model may have more instances of the optimizer than ranks with the same experts
-        parts.append(bytes_per_parameter(setup, "layer", of_expert=True).times(counts.experts))
+        of_expert = bytes_per_parameter(setup, "layer", of_expert=True)
+        parts.append(of_expert.times(counts.experts, trained.experts))
     return ParameterBytes(*map(sum, zip(*parts, strict=True)))
 
 
@@ -116,6 +124,48 @@ def _parameter_counts(setup: Setup) -> list[Counts]:
     counts = [counts_of(*stage) for stage in zip(layer_kinds(setup), _tables(setup), strict=True)]
     counts[mtp_stage(setup.parallelism)] += _mtp_counts(setup)
     return counts
+
+
+@once_per_setup
+def _frozen_counts(setup: Setup) -> list[Counts]:
+    """Parameters of each stage that training.freeze names. The share of a layer on a device is that of all of it."""
+    stages = setup.layout.pipeline_model_parallel_size
+    counts = [Counts()] * stages
+    if not (patterns := setup.training.freeze):
+        return counts
+    found = frozen(setup.model, patterns, transformer_engine=setup.uses_engine)
+    of_layers = [_frozen_in_layer(setup, found, number) for number in range(len(found.layers))]
+    ends = list(itertools.accumulate(setup.layout.chunk_layers))
+    for chunk, (end, number) in enumerate(zip(ends, setup.layout.chunk_layers, strict=True)):
+        counts[chunk % stages] += sum(of_layers[end - number : end], Counts())
+    counts[mtp_stage(setup.parallelism)] += sum(of_layers[setup.model.num_layers :], Counts())
+    shards = setup.layout.tensor_model_parallel_size
+    for stage in embedding_stages(setup.model, setup.parallelism):
+        counts[stage] += Counts(tables=found.embedding / shards)
+    counts[0] += Counts(tables=found.positions)
+    counts[-1] += Counts(tables=found.output / shards)
+    counts[_final_norm_stage(setup)] += Counts(tables=found.final_norm)
+    return counts
+
+
+def _frozen_in_layer(setup: Setup, found: Frozen, number: int) -> Counts:
+    """Frozen parameters of the layer `number` on a device."""
+    model = setup.model
+    pattern = (*moe_layer_pattern(model), *[last_layer_has_experts(model)] * _num_mtp(model))
+    has_experts, is_mtp = pattern[number], number >= model.num_layers
+    own = _mtp_counts(setup) if is_mtp else _layer_counts(setup)[has_experts]
+    each = _num_mtp(model) if is_mtp else 1
+    complete = layer_parameter_count(model, has_experts=has_experts)
+    if is_mtp:
+        complete += 2 * model.hidden_size**2 + 3 * norm_parameter_count(model)
+    of_experts = found.experts[number] / experts_parameter_count(model) if has_experts else 0.0
+    return Counts(
+        layers=own.layers / each * found.layers[number] / complete, experts=own.experts / each * of_experts
+    )
+
+
+def _num_mtp(model: ModelConfig) -> int:
+    return model.mtp_num_layers or 0
 
 
 def _counts_of_layers(setup: Setup, chunks: Sequence[Sequence[bool]]) -> Counts:
@@ -176,8 +226,14 @@ def _tables(setup: Setup) -> list[float]:
         tables[0] += model.max_position_embeddings * model.hidden_size
     if model.untie_embeddings_and_output_weights:
         tables[last] += table
-    tables[last if model.mtp_num_layers is None else _last_layer_stage(setup)] += norm_parameter_count(model)
+    tables[_final_norm_stage(setup)] += norm_parameter_count(model)
     return tables
+
+
+def _final_norm_stage(setup: Setup) -> int:
+    """Pipeline stage of the final norm."""
+    last = setup.layout.pipeline_model_parallel_size - 1
+    return last if setup.model.mtp_num_layers is None else _last_layer_stage(setup)
 
 
 def _last_layer_stage(setup: Setup) -> int:
@@ -189,7 +245,7 @@ def _last_layer_stage(setup: Setup) -> int:
 
 def _mtp_counts(setup: Setup) -> Counts:
     """MTP layers: each has a layer like the last one, a projection and three norms."""
-    model, number = setup.model, setup.model.mtp_num_layers or 0
+    model, number = setup.model, _num_mtp(setup.model)
     if not number:
         return Counts()
     layer = _layer_counts(setup)[last_layer_has_experts(model)]

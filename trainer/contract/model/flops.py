@@ -6,10 +6,12 @@ from trainer.contract.attention import attention_of
 from trainer.contract.attention.visibility import visible_pairs
 from trainer.contract.config import ModelConfig, TrainerConfig
 from trainer.contract.model.experts import moe_layer_pattern
+from trainer.contract.model.frozen import frozen
 
 FORMULA = (
     "megatron-lm: 3 x forward matrix products, causal attention halved, only keys in the window and the document, with "
-    "logits, MTP layers and only the chosen experts, without routers and recomputation"
+    "logits, MTP layers and only the chosen experts, without routers, recomputation and what frozen "
+    "weights save"
 )
 
 
@@ -20,16 +22,17 @@ def flops_per_iteration(config: TrainerConfig) -> float:
 
 def flops_per_sample(config: TrainerConfig) -> float:
     """Model FLOPs of training on one sequence, as if it were one document. `config` is resolved."""
-    return sample_flops(config.model)
+    return sample_flops(config.model, config.training.freeze)
 
 
-def sample_flops(model: ModelConfig) -> float:
+def sample_flops(model: ModelConfig, freeze: tuple[str, ...] = ()) -> float:
     """Model FLOPs of training the resolved `model` on one sequence, as if it were one document."""
-    return flops(model, model.seq_length, visible_pairs(model, [model.seq_length]))
+    return flops(model, model.seq_length, visible_pairs(model, [model.seq_length]), freeze)
 
 
-def flops(model: ModelConfig, tokens: int, pairs: float) -> float:
-    """Model FLOPs of training the resolved `model` on `tokens` with `pairs` of a query and a visible key.
+def flops(model: ModelConfig, tokens: int, pairs: float, freeze: tuple[str, ...] = ()) -> float:
+    """Model FLOPs of training the resolved `model` on `tokens` with `pairs` of a query and a visible key. `freeze` are
+    the patterns of training.freeze.
 
     Source: Megatron-LM, megatron/training/training.py, num_floating_point_operations.
 
@@ -48,7 +51,32 @@ def flops(model: ModelConfig, tokens: int, pairs: float) -> float:
     mlps = sum(_mlp_width(model, has_experts) for has_experts in layers)
     logits = (1 + mtp_layers) * h * model.padded_vocab_size
     per_token = len(layers) * products + matrices * h * mlps + mtp_layers * 2 * h * h + logits
-    return 3.0 * 2 * (per_token * tokens + len(layers) * attention.score_width(model) * pairs)
+    complete = 3.0 * 2 * (per_token * tokens + len(layers) * attention.score_width(model) * pairs)
+    return complete - _saved(model, tokens, pairs, freeze) if freeze else complete
+
+
+def _saved(model: ModelConfig, tokens: int, pairs: float, freeze: tuple[str, ...]) -> float:
+    """FLOPs of the backward pass that frozen weights save: their gradients, and all of the layers before the first one
+    with something to train. In that layer, all gradients of inputs count.
+    """
+    assert model.padded_vocab_size
+    kept = frozen(model, freeze)
+    table, logits = model.padded_vocab_size * model.hidden_size, 1 + (model.mtp_num_layers or 0)
+    head = kept.output if model.untie_embeddings_and_output_weights else kept.embedding
+    saved = 2.0 * tokens * (sum(kept.matrices) + logits * head)
+    if kept.embedding < table or kept.positions < _positions(model):
+        return saved
+    for matrices, has_trained in zip(kept.matrices, kept.has_trained, strict=True):
+        if has_trained:
+            return saved
+        saved += 2.0 * (matrices * tokens + 2 * attention_of(model).score_width(model) * pairs)
+    return saved
+
+
+def _positions(model: ModelConfig) -> int:
+    """Parameters of the table of positions."""
+    is_learned = model.position_embedding_type == "learned_absolute"
+    return (model.max_position_embeddings or 0) * model.hidden_size if is_learned else 0
 
 
 def _mlp_width(model: ModelConfig, has_experts: bool) -> int:
