@@ -1,4 +1,5 @@
-"""Samples of each pair that a run has read, according to its newest checkpoint, and samples that it will read.
+"""Samples of each pair that a run has read, according to its newest checkpoint, and samples that it will read, by stage
+of its data (data.stages).
 
 The lengths of documents are not read. So the number of tokens that data.split gives to training is estimated, unless
 the checkpoint records it.
@@ -15,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.planning.resuming import is_first_job
-from trainer.contract.config import TrainerConfig
+from trainer.contract.config import Dataset, TrainerConfig
 from trainer.contract.files.regular_file import open_regular
-from trainer.contract.model.batch_size import end_of_run, total_samples
 from trainer.contract.resuming import sampling
-from trainer.contract.resuming.sampling import Documents, Listed, Sampling, Stream, draws
+from trainer.contract.resuming.data_stages import stages_left
+from trainer.contract.resuming.sampling import Documents, Listed, Mixture, Sampling, Stream, draws
 from trainer.contract.rules.data import split_weights
 
 _HEADER = struct.Struct("<9sQBQQ")
@@ -30,15 +31,20 @@ _TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
 
 @dataclass(frozen=True)
 class Reading:
-    """Samples that a training reads from one pair."""
+    """Samples that a training reads from one pair, in one stage of its data."""
 
     prefix: str
     read: int | None
-    """Number of samples read so far; None if it is unknown, or known only by reading the pair."""
+    """Number of samples read so far, or by the beginning of a stage that has not begun; None if it is unknown, or known
+    only by reading the pair."""
     remaining: int
-    """Number of samples to read."""
+    """Number of samples to read in the stage."""
     epochs: float
     """Number of epochs that `remaining` is."""
+    tokens: int
+    """Number of tokens that `remaining` is."""
+    stage: str | None = None
+    """Name of the stage; None for a run without stages."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[R
     if len(pairs) < len(datasets):
         return []
     identities: Sequence[Mapping[str, Any]] = [{"prefix": dataset.prefix} for dataset in datasets]
-    consumed, end, earlier = 0, total_samples(trainer.training), Sampling()
+    iteration, consumed, earlier = 0, 0, Sampling()
     is_known = True
     if record is not None:
         from trainer.contract.resuming import provenance  # a run's first job has nothing to compare
@@ -90,31 +96,53 @@ def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[R
         identities = provenance.examine(trainer, record, thorough=False).origins["pairs"][
             provenance.pairs_key(trainer)
         ]
-        consumed = record["consumed_samples"]
-        end = end_of_run(trainer.training, record["iteration"], consumed)
+        iteration, consumed = record["iteration"], record["consumed_samples"]
         is_known = record.get("sampling") is not None
         earlier = sampling.from_dict(record["sampling"]) if is_known else earlier
-    streams = [
-        Stream(identity, _documents(pair, share, identity, earlier), trainer.model.seq_length)
-        for pair, identity in zip(pairs, identities, strict=True)
-    ]
-    weights = [
-        dataset.weight or stream.documents.tokens for dataset, stream in zip(datasets, streams, strict=True)
-    ]
-    listed = [Listed(stream, weight / sum(weights)) for stream, weight in zip(streams, weights, strict=True)]
-    split = data.split if data.datasets else None
-    seed = trainer.training.seed
-    planned = sampling.plan(earlier, listed, split, _is_same_pair, consumed=consumed, end=end, seed=seed)
-    phase = planned.phases[-1]
+    streams = {
+        dataset.prefix: Stream(identity, _documents(pair, share, identity, earlier), trainer.model.seq_length)
+        for dataset, pair, identity in zip(datasets, pairs, identities, strict=True)
+    }
+    stages = stages_left(data, trainer.training, iteration, consumed)
+    planned = sampling.plan_all(
+        earlier,
+        [_mixture(each.stage.train if each.stage else datasets, streams, each.end) for each in stages],
+        data.split if data.datasets else None,
+        _is_same_pair,
+        consumed=consumed,
+        seed=trainer.training.seed,
+        count=_expected_counts,
+    )
     return [
         Reading(
             prefix=stream.prefix,
             read=stream.read if is_known and (stream.read or not _may_have_read(stream, earlier)) else None,
-            remaining=(remaining := portion.start + draws(portion.weight, end - phase.first) - stream.read),
+            remaining=(
+                remaining := portion.start + draws(portion.weight, each.end - phase.first) - stream.read
+            ),
             epochs=stream.epochs(remaining),
+            tokens=remaining * stream.seq_length,
+            stage=each.stage.name if each.stage else None,
         )
-        for portion, stream in zip(phase.portions, planned.current, strict=True)
+        for each, plan in zip(stages, planned, strict=True)
+        for phase in plan.phases[-1:]
+        for portion, stream in zip(phase.portions, plan.current, strict=True)
     ]
+
+
+def _mixture(datasets: Sequence[Dataset], streams: Mapping[str, Stream], end: int) -> Mixture:
+    weights = [dataset.weight or streams[dataset.prefix].documents.tokens for dataset in datasets]
+    listed = (
+        Listed(streams[dataset.prefix], weight / sum(weights))
+        for dataset, weight in zip(datasets, weights, strict=True)
+    )
+    return Mixture(tuple(listed), end)
+
+
+def _expected_counts(weights: Sequence[float], size: int) -> list[int]:
+    """Samples of each pair among the first `size` of a blend, to a sample: Megatron-Core draws each from the pair that
+    is furthest behind its weight."""
+    return [round(weight * size) for weight in weights]
 
 
 def _documents(pair: _Pair, share: float, identity: Mapping[str, Any], earlier: Sampling) -> Documents:

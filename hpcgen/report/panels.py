@@ -15,6 +15,7 @@ from hpcgen.report.experts import draw_expert_loads
 from hpcgen.report.scale import Scale
 from hpcgen.runs.history import Column, History
 from hpcgen.runs.metrics_line import Event, number_or_none
+from hpcgen.text import few
 from trainer.contract.config import NAMED_SPLIT
 from trainer.contract.evaluation import EvaluationResult
 
@@ -22,6 +23,8 @@ RECENT_SHARE = 0.75
 """Fraction of the run after which the chart of the recent loss starts."""
 MIN_STEPS_FOR_RECENT = 40
 """Minimum number of steps for the chart of the recent loss."""
+MAX_STAGES = 4
+"""Maximum number of stages of the data that the note below the loss names."""
 _SHORTEST_STEP_S = 1e-9
 """Shares of shorter steps, which cannot be real, are not shown."""
 
@@ -125,27 +128,27 @@ LOSS_SCALE = Panel(
 
 
 def _of_one(run: NamedHistory) -> Iterator[Chart | None]:
-    restarts = tuple(_restarts(run.history))
+    verticals = (*_restarts(run.history), *_stages(run.history))
     x_scale = _iterations([run])
 
     def panel(panel: Panel) -> Chart | None:
         line = _line(run, panel.column, panel.label, panel.color, smooth=panel.smooth)
-        style = dataclasses.replace(panel.style, verticals=restarts)
+        style = dataclasses.replace(panel.style, verticals=verticals)
         return draw(panel.key, panel.title, [line], x_scale, style)
 
-    yield _loss(run, x_scale, restarts)
-    yield _recent_loss(run, restarts)
-    yield _mtp_losses(run, x_scale, restarts)
-    yield from draw_results(run.results, x_scale, restarts)
+    yield _loss(run, x_scale, verticals)
+    yield _recent_loss(run, verticals)
+    yield _mtp_losses(run, x_scale, verticals)
+    yield from draw_results(run.results, x_scale, verticals)
     yield panel(GRADIENT_NORM)
     yield panel(LEARNING_RATE)
     yield panel(THROUGHPUT)
-    yield _flops(run, x_scale, restarts)
+    yield _flops(run, x_scale, verticals)
     yield panel(STEP_TIME)
-    yield _time_shares(run.history, x_scale, restarts)
+    yield _time_shares(run.history, x_scale, verticals)
     yield panel(MEMORY)
-    yield from _experts(run, x_scale, restarts)
-    yield _checkpoint_times(run.history, x_scale, restarts)
+    yield from _experts(run, x_scale, verticals)
+    yield _checkpoint_times(run.history, x_scale, verticals)
     yield from (panel(each) for each in (BATCH_SIZE, LOSS_SCALE) if _varies(run.history.columns[each.column]))
 
 
@@ -226,19 +229,23 @@ def _first_mtp_losses(runs: Sequence[NamedHistory], x_scale: Scale) -> Chart | N
     return draw("mtp-loss", "Loss of the first MTP layer", lines, x_scale, style)
 
 
-def _loss(run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]]) -> Chart | None:
+def _loss(run: NamedHistory, x_scale: Scale, verticals: Sequence[tuple[int, str]]) -> Chart | None:
     skipped = run.history.iteration[run.history.columns["skipped"] == 1].astype(float)
+    notes = ["ticks at the bottom: steps without an update (overflow or spike)"] if len(skipped) else []
+    if stages := run.history.stages[1:]:
+        begun = few([f"{stage.name} after iteration {stage.after:,}" for stage in stages], MAX_STAGES)
+        notes.append(f"vertical lines: attempts and stages of the data ({begun})")
     style = Style(
         unit="nats per token",
         log_from=2.5,
-        note="ticks at the bottom: steps without an update (overflow or spike)" if len(skipped) else "",
-        verticals=restarts,
+        note="; ".join(notes),
+        verticals=verticals,
         skipped=skipped,
     )
     return draw("loss", "Loss", [_line(run, "loss", "train", 0), *_evaluations(run)], x_scale, style)
 
 
-def _recent_loss(run: NamedHistory, restarts: Sequence[tuple[int, str]]) -> Chart | None:
+def _recent_loss(run: NamedHistory, verticals: Sequence[tuple[int, str]]) -> Chart | None:
     """Plots the end of the loss curve on its own scale. On a common scale, the beginning would hide its details."""
     iteration = run.history.iteration
     first = iteration[0] + int((iteration[-1] - iteration[0]) * RECENT_SHARE)
@@ -249,22 +256,22 @@ def _recent_loss(run: NamedHistory, restarts: Sequence[tuple[int, str]]) -> Char
     evaluations = [line for line in _evaluations(run, first) if len(line.x)]
     lines = [Series.line("train", 0, buckets, smooth=True), *evaluations]
     x_scale = Scale(low=float(first), high=float(iteration[-1]))
-    style = Style(unit="nats per token", verticals=restarts, cuts_outliers=True)
+    style = Style(unit="nats per token", verticals=verticals, cuts_outliers=True)
     return draw("recent-loss", "Loss, last quarter", lines, x_scale, style)
 
 
-def _mtp_losses(run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]]) -> Chart | None:
+def _mtp_losses(run: NamedHistory, x_scale: Scale, verticals: Sequence[tuple[int, str]]) -> Chart | None:
     """Plots the loss of each MTP layer next to the main loss, which does not include them."""
     columns = run.history.mtp_losses
     if not columns:
         return None
     layers = (_line(run, column, f"MTP layer {layer}", layer) for layer, column in enumerate(columns, 1))
-    style = Style(unit="nats per token", log_from=2.5, verticals=restarts)
+    style = Style(unit="nats per token", log_from=2.5, verticals=verticals)
     lines = [_line(run, "loss", "main loss", 0), *layers]
     return draw("mtp-loss", "Losses of the MTP layers", lines, x_scale, style)
 
 
-def _flops(run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]]) -> Chart | None:
+def _flops(run: NamedHistory, x_scale: Scale, verticals: Sequence[tuple[int, str]]) -> Chart | None:
     """Plots model TFLOP/s, with MFU on the right axis."""
     peak = number_or_none(run.history.start.get("peak_tflops"))
     note = (
@@ -281,17 +288,17 @@ def _flops(run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]
             unit="TFLOP/s per device",
             from_zero=True,
             note=note,
-            verticals=restarts,
+            verticals=verticals,
             right=(lambda tflops: f"{100 * tflops / peak:.2g}%") if peak else None,
         ),
     )
 
 
 def _experts(
-    run: NamedHistory, x_scale: Scale, restarts: Sequence[tuple[int, str]]
+    run: NamedHistory, x_scale: Scale, verticals: Sequence[tuple[int, str]]
 ) -> Iterator[Chart | None]:
     """Plots the load of the experts; nothing for a dense model."""
-    style = dataclasses.replace(BUSIEST_EXPERT.style, verticals=restarts, note="of all layers")
+    style = dataclasses.replace(BUSIEST_EXPERT.style, verticals=verticals, note="of all layers")
     lines = [
         _line(run, "moe_max_load", "busiest expert", 1),
         _line(run, "moe_min_load", "least busy expert", 0),
@@ -299,16 +306,16 @@ def _experts(
     yield draw(BUSIEST_EXPERT.key, "Load of the experts", lines, x_scale, style)
     yield draw_expert_loads(run.history.expert_loads)
     dropped = [_line(run, "moe_dropped", "above the capacity", 1)]
-    style = Style(unit="fraction of token-expert pairs", from_zero=True, verticals=restarts)
+    style = Style(unit="fraction of token-expert pairs", from_zero=True, verticals=verticals)
     yield draw("dropped", "Dropped tokens", dropped, x_scale, style)
 
 
-def _time_shares(history: History, x_scale: Scale, restarts: Sequence[tuple[int, str]]) -> Chart | None:
+def _time_shares(history: History, x_scale: Scale, verticals: Sequence[tuple[int, str]]) -> Chart | None:
     style = Style(
         unit="% of the step",
         from_zero=True,
         note="rank 0; the rest up to 100% is computation",
-        verticals=restarts,
+        verticals=verticals,
     )
     return draw("shares", "Time breakdown", _shares(history), x_scale, style)
 
@@ -338,13 +345,13 @@ def _shares(history: History) -> list[Series]:
     return areas
 
 
-def _checkpoint_times(history: History, x_scale: Scale, restarts: Sequence[tuple[int, str]]) -> Chart | None:
+def _checkpoint_times(history: History, x_scale: Scale, verticals: Sequence[tuple[int, str]]) -> Chart | None:
     names = {"stall_s": "training paused", "write_s": "writing"}
     dots = [
         Series.dots(label, color, *_points(history.checkpoints, name))
         for color, (name, label) in enumerate(names.items(), 1)
     ]
-    style = Style(unit="seconds", from_zero=True, log_from=20, verticals=restarts)
+    style = Style(unit="seconds", from_zero=True, log_from=20, verticals=verticals)
     return draw("checkpoints", "Checkpoints", dots, x_scale, style)
 
 
@@ -390,6 +397,11 @@ def _iterations(runs: Sequence[NamedHistory]) -> Scale:
 def _restarts(history: History) -> Iterator[tuple[int, str]]:
     for number, attempt in enumerate(history.attempts[1:], 2):
         yield attempt.iteration, f"attempt {number}, from iteration {attempt.iteration:,}"
+
+
+def _stages(history: History) -> Iterator[tuple[int, str]]:
+    for stage in history.stages[1:]:
+        yield stage.after, f"stage {stage.name}, after iteration {stage.after:,}"
 
 
 def _varies(values: Column) -> bool:

@@ -340,8 +340,8 @@ def _tokens(summary: dict[str, Any]) -> str:
 
 
 def _pairs(pairs: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """A line for each pair, unless there is only one and nothing was read of it."""
-    if len(pairs) == 1 and pairs[0]["read"] == 0:
+    """A line for each pair of a stage, unless there is only one and nothing was read of it."""
+    if len(pairs) == 1 and pairs[0]["read"] == 0 and pairs[0]["stage"] is None:
         return []
     shown = [("pair", _pair(pair)) for pair in pairs[:MAX_PAIRS]]
     more = len(pairs) - MAX_PAIRS
@@ -350,7 +350,11 @@ def _pairs(pairs: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 def _pair(pair: dict[str, Any]) -> str:
     read = "?" if pair["read"] is None else f"{pair['read']:,}"
-    return f"{pair['prefix']}: {read} samples read, {pair['remaining']:,} to read (about {pair['epochs']:.2f} epochs)"
+    stage = f"stage {pair['stage']}, " if pair["stage"] else ""
+    return (
+        f"{stage}{pair['prefix']}: {read} samples read, {pair['remaining']:,} to read (about {pair['epochs']:.2f} "
+        f"epochs, {pair['tokens']:,} tokens)"
+    )
 
 
 def _rate(summary: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +70,15 @@ class Attempt:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A stage of the data (data.stages) that the run has read."""
+
+    name: str
+    after: int
+    """Iteration of the last step before it, as far as lines show."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class History:
     """Everything that a run recorded. Steps are in order and without repetitions."""
 
@@ -77,6 +86,8 @@ class History:
     attempt: NDArray[np.int64]
     """Index of the attempt of each step; -1 before the first start."""
     columns: dict[str, Column]
+    stages: tuple[Stage, ...]
+    """Stages of the data in the order of the steps; empty for a run without data.stages."""
     attempts: tuple[Attempt, ...]
     evaluations: tuple[Event, ...]
     spikes: tuple[Event, ...]
@@ -127,6 +138,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.iterations, self.attempt_of = array("q"), array("q")
+        self.stage_of: list[str | None] = []
         self.columns = {name: array("d") for name in COLUMNS}
         self.attempts: list[_OpenAttempt] = []
         self.rare: dict[str, list[Event]] = {
@@ -161,6 +173,7 @@ class _Reader:
             iteration=np.array(self.iterations, dtype=np.int64),
             attempt=np.array(self.attempt_of, dtype=np.int64),
             columns={name: np.array(column, dtype=np.float64) for name, column in self.columns.items()},
+            stages=tuple(self._stages()),
             attempts=tuple(attempt.closed() for attempt in self.attempts),
             evaluations=tuple(self.rare["evaluation"]),
             spikes=tuple(self.rare["spike"]),
@@ -169,6 +182,13 @@ class _Reader:
             expert_loads=tuple(self.rare["experts"]),
             unreadable_lines=self.unreadable,
         )
+
+    def _stages(self) -> Iterator[Stage]:
+        name, after = None, self.attempts[0].iteration if self.attempts else 0
+        for iteration, of_step in zip(self.iterations, self.stage_of, strict=True):
+            if of_step is not None and of_step != name:
+                yield Stage(name=of_step, after=after)
+            name, after = of_step, iteration
 
     def _take(self, event: Event) -> None:
         kind = event["event"]
@@ -190,6 +210,7 @@ class _Reader:
             self.mtp_layers += 1
         self.iterations.append(event["iteration"])
         self.attempt_of.append(len(self.attempts) - 1)
+        self.stage_of.append(event.get("stage"))
         event = self._with_tokens(event)
         for name, column in self.columns.items():
             value = event.get(name)
@@ -210,6 +231,7 @@ class _Reader:
         while self.iterations and self.iterations[-1] > iteration:
             self.iterations.pop()
             self.attempt_of.pop()
+            self.stage_of.pop()
             for column in self.columns.values():
                 column.pop()
         for name, events in self.rare.items():

@@ -48,7 +48,7 @@ _NUMBERS = _INTEGERS | {
     "tokens_per_sample",
 }
 _TIMES = frozenset(("time", "process_began"))
-_TEXTS = frozenset(("split", "host", "reason", "name", "device", "flop_formula"))
+_TEXTS = frozenset(("split", "host", "reason", "name", "device", "flop_formula", "stage"))
 """Fields of any event with these types."""
 _INT64 = 2**63
 _LARGEST = 3.5e38

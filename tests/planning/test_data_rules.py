@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planning.cases import broken, errors
-from trainer.contract.config import Dataset, ValidationSet
-from trainer.contract.rules import chats, context_parallel, cuda_graphs, data
+from tests.planning.cases import broken, errors, warnings
+from trainer.contract.config import Dataset, DataStage, ValidationSet
+from trainer.contract.rules import chats, context_parallel, cuda_graphs, data, data_stages
 
 OTHER = Dataset(prefix="other")
 NAMED = ValidationSet(name="wiki", datasets=(OTHER,))
@@ -118,6 +118,82 @@ REFUSED = {
     ),
 }
 
+CODE, MATH = Dataset(prefix="code"), Dataset(prefix="math")
+PAIRS = {"data__mock": False, "data__train": (CODE, MATH)}
+
+
+def stage(name: str, train: tuple[Dataset, ...], until_iter: int | None = None) -> DataStage:
+    return DataStage(name=name, train=train, until_iter=until_iter)
+
+
+def stages(*until: int | None, train: tuple[Dataset, ...] = (CODE, MATH)) -> dict[str, object]:
+    return {"data__stages": tuple(stage(f"stage {n}", train, end) for n, end in enumerate(until))}
+
+
+REFUSED |= {
+    "stages without pairs": (stages(10, None), "data.stages", data_stages.stages_have_pairs),
+    "a stage without an end": (
+        PAIRS | stages(10, None, None),
+        "data.stages[1].until_iter",
+        data_stages.stages_follow_each_other,
+    ),
+    "a last stage with an end": (
+        PAIRS | stages(10, 20),
+        "data.stages[1].until_iter",
+        data_stages.stages_follow_each_other,
+    ),
+    "stages in the wrong order": (
+        PAIRS | stages(10, 10, None),
+        "data.stages[1].until_iter",
+        data_stages.stages_follow_each_other,
+    ),
+    "two stages of one name": (
+        PAIRS | {"data__stages": (stage("main", (CODE,), 10), stage("main", (MATH,)))},
+        "data.stages[1].name",
+        data_stages.stages_have_names,
+    ),
+    "a stage without a name": (
+        PAIRS | {"data__stages": (stage(" ", (CODE, MATH)),)},
+        "data.stages[0].name",
+        data_stages.stages_have_names,
+    ),
+    "a stage of no pair": (
+        PAIRS | {"data__stages": (stage("main", (CODE, MATH), 10), stage("decay", ()))},
+        "data.stages[1].train",
+        data_stages.stages_mix_listed_pairs,
+    ),
+    "a stage of another pair": (
+        PAIRS | stages(None, train=(CODE, MATH, CORPUS)),
+        "data.stages[0].train[2].prefix",
+        data_stages.stages_mix_listed_pairs,
+    ),
+    "a pair twice in a stage": (
+        PAIRS | stages(None, train=(CODE, MATH, CODE)),
+        "data.stages[0].train[2].prefix",
+        data_stages.stages_mix_listed_pairs,
+    ),
+    "some weights in a stage": (
+        PAIRS | stages(None, train=(CODE, Dataset(prefix="math", weight=0.5))),
+        "data.stages[0].train[0].weight",
+        data_stages.stages_mix_listed_pairs,
+    ),
+    "a pair in no stage": (
+        PAIRS | stages(None, train=(CODE,)),
+        "data.train[1].prefix",
+        data_stages.stages_mix_listed_pairs,
+    ),
+    "a pair listed twice for stages": (
+        {"data__mock": False, "data__train": (CODE, CODE)} | stages(None, train=(CODE,)),
+        "data.train[1].prefix",
+        data_stages.stages_mix_listed_pairs,
+    ),
+    "weights next to those of stages": (
+        {"data__mock": False, "data__train": (WEIGHED,)} | stages(None, train=(WEIGHED,)),
+        "data.train[0].weight",
+        data_stages.weights_are_those_of_stages,
+    ),
+}
+
 
 @pytest.mark.parametrize(("changes", "path", "rule"), REFUSED.values(), ids=REFUSED)
 def test_a_broken_rule_is_one_problem(changes, path, rule):
@@ -131,6 +207,11 @@ ACCEPTED = {
     "datasets": {"data__mock": False, "data__datasets": (CORPUS, CORPUS)},
     "weighed datasets": {"data__mock": False, "data__datasets": (WEIGHED, WEIGHED)},
     "a blend per split": {"data__mock": False, "data__train": (CORPUS,), "data__valid": (WEIGHED,)},
+    "stages": PAIRS | stages(10, 20, None),
+    "a stage of some pairs": PAIRS
+    | {"data__stages": (stage("main", (CODE,), 10), stage("decay", (CODE, MATH)))},
+    "validation of pairs that no stage reads": {"data__mock": False, "data__datasets": (CODE, MATH)}
+    | stages(None, train=(CODE,)),
     "training data alone": {"data__mock": False, "data__train": (CORPUS,)},
     "a split with spaces and fractions": {
         "data__mock": False,
@@ -149,6 +230,13 @@ ACCEPTED = {
 @pytest.mark.parametrize("changes", ACCEPTED.values(), ids=ACCEPTED)
 def test_valid_values_pass(changes):
     assert errors(**changes) == []
+
+
+def test_a_stage_that_is_not_reached_is_a_warning():
+    found = warnings(**PAIRS, **stages(10, 10_000_000, None))
+    assert any(
+        line.startswith("data.stages[1].until_iter") and "stage 2 is not reached" in line for line in found
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import os
 import random
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
 from trainer.contract.model.batch_size import Batches
 from trainer.contract.resuming import provenance, record_shape
-from trainer.contract.resuming.hyperparameters import sections
+from trainer.contract.resuming.hyperparameters import differences, sections
 from trainer.contract.resuming.sampling import draws
 from trainer.data.blend import Blend
 from trainer.data.datasets import Reading, located, open_datasets, plan
@@ -94,6 +94,7 @@ class History:
         reading, first = Reading(blends["train"], dataset, self.consumed), self.consumed
         for batch in itertools.islice(Batches(config.training, self.iteration, self.consumed), steps):
             self.iteration, self.consumed = self.iteration + 1, batch.first + batch.size
+            reading.at(self.consumed)  # as if each step saved a checkpoint
         sampling = reading.at(self.consumed)
         assert sampling is not None
         record = {
@@ -109,16 +110,28 @@ class History:
         self.samples += found
         return found
 
-    def check_readings(self, config: TrainerConfig, blend: Blend) -> None:
-        """What `hpcgen validate` says before an attempt is what the attempt then reads."""
-        is_exact = all(dataset.weight for dataset in config.data.datasets or config.data.train)
-        assert blend.sampling is not None
-        for part, stream, said in zip(
-            blend.parts, blend.sampling.current, readings(config, self.record), strict=True
-        ):
-            assert said.read in (stream.read, None)
+    def check_readings(self, config: TrainerConfig, blends: Sequence[Blend]) -> None:
+        """What `hpcgen validate` says before an attempt is what the attempt then reads.
+
+        It rounds where a later stage begins, by a sample for each stage before.
+        """
+        is_exact = all(
+            dataset.weight
+            for mixture in [each.train for each in config.data.stages]
+            or [config.data.datasets or config.data.train]
+            for dataset in mixture
+        )
+        found = [
+            (part, stream, blend, number)
+            for number, blend in enumerate(blends)
+            for part, stream in zip(blend.parts, blend.sampling.current, strict=True)
+        ]
+        for (part, stream, blend, number), said in zip(found, readings(config, self.record), strict=True):
+            assert (said.prefix, said.stage) == (part.prefix, blend.stage)
             if is_exact and said.read is not None:
-                assert said.remaining == part.start + draws(part.weight, blend.num_samples) - stream.read
+                assert abs(said.read - stream.read) <= number
+                remaining = part.start + draws(part.weight, blend.num_samples) - stream.read
+                assert abs(said.remaining - remaining) <= number
 
     def forget_streams(self) -> None:
         """Make the record one of the trainer of hpcgen 0.2.0."""
@@ -403,6 +416,94 @@ def test_another_seed_shuffles_only_what_has_not_begun(history: History, tmp_pat
     assert [order["seed"] for order in orders["a"]][:1] == [1234]
     assert [order["seed"] for order in orders["bb"]][:1] == [7]
     assert any("training.seed = 7 shuffles no order" in line for line in history.said)
+
+
+def staged(data: dict[str, Any], *stages: tuple[int | None, dict[str, float | None]]) -> dict[str, Any]:
+    """The pairs of a mixture, in stages that end at an iteration and have weights of their own by pair."""
+    [key] = {"datasets", "train"} & data.keys()
+    pairs = {Path(pair["prefix"]).name: pair["prefix"] for pair in data[key]}
+    return {
+        **data,
+        "stages": [
+            {
+                "name": f"stage-{number}",
+                "until_iter": until,
+                "train": [{"prefix": pairs[name], "weight": weight} for name, weight in weights.items()],
+            }
+            for number, (until, weights) in enumerate(stages, 1)
+        ],
+    }
+
+
+@pytest.mark.parametrize("split", [None, "8,1,1"])
+def test_stages_mix_as_a_run_that_changes_its_mixture(
+    split: str | None, history: History, tmp_path: Path
+) -> None:
+    """Three stages in one configuration read what three configurations with one mixture each read."""
+    names = mixture(tmp_path, split, a=None, bb=None, ccc=None)
+    weights = ({"a": 0.7, "bb": 0.3}, {"bb": None, "ccc": None}, {"a": 0.2, "ccc": 0.8})
+    data = staged(names, *zip((30, 55, None), weights, strict=True))
+    history.train(100, data)
+    by_hand = History(tmp_path, history.document)
+    for steps, each in zip((30, 25, 45), weights, strict=True):
+        by_hand.train(steps, mixture(tmp_path, split, **each))
+    assert [sample.prefix for sample in history.samples] == [sample.prefix for sample in by_hand.samples]
+    assert history.read == by_hand.read
+    assert [phase["first"] for phase in history.record["sampling"]["phases"]] == [0, 240, 440]
+    assert_nothing_is_repeated_or_skipped(history.samples)
+    assert any(
+        line.startswith("data: train, stage stage-2: NEW MIXTURE from sample 240 on") for line in history.said
+    )
+
+
+@pytest.mark.parametrize("cuts", [(29, 1, 70), (30, 25, 45), (5, 40, 9, 46)])
+def test_stages_read_the_same_samples_wherever_a_run_is_interrupted(
+    cuts: tuple[int, ...], history: History, tmp_path: Path
+) -> None:
+    names = mixture(tmp_path, a=None, bb=None, ccc=None)
+    same = {"bb": 3.0, "ccc": 1.0}
+    data = staged(names, (30, {"a": 0.7, "bb": 0.3}), (55, same), (60, same), (None, {"a": 0.2, "ccc": 0.8}))
+    at_once = History(tmp_path, history.document)
+    at_once.train(100, data)
+    for steps in cuts:
+        history.train(steps, data)
+    assert history.samples == at_once.samples
+    assert history.record["sampling"] == at_once.record["sampling"]
+    assert [phase["first"] for phase in at_once.record["sampling"]["phases"]] == [0, 240, 480]
+
+
+def test_a_longer_run_lengthens_only_its_last_stage(history: History, tmp_path: Path) -> None:
+    data = staged(mixture(tmp_path, a=None, bb=None), (30, {"a": 1.0}), (None, {"bb": 1.0}))
+    history.train(20, data, train_iters=25)
+    assert history.read == {"a": 160}
+    history.train(40, data, train_iters=60)
+    assert history.read == {"a": 240, "bb": 240}
+    assert_nothing_is_repeated_or_skipped(history.samples)
+
+
+def test_a_moved_pair_does_not_change_the_stages(history: History, tmp_path: Path) -> None:
+    names = mixture(tmp_path, a=None, bb=None)
+    weights = {"a": 0.7, "bb": 0.3}
+    history.train(10, staged(names, (30, weights), (None, {"bb": 1.0})))
+    for suffix in (".idx", ".bin"):
+        shutil.move(tmp_path / f"a{suffix}", tmp_path / f"moved{suffix}")
+    moved = {"train": [{"prefix": str(tmp_path / "moved")}, names["train"][1]]}
+    weights = {"moved": 0.7, "bb": 0.3}
+    config = history.config(staged(moved, (30, weights), (None, {"bb": 1.0})), {})
+    files = provenance.examine(config, history.record)
+    assert [*differences(files.saved, config)] == []
+    weights["bb"] = 0.5
+    config = history.config(staged(moved, (30, weights), (None, {"bb": 1.0})), {})
+    files = provenance.examine(config, history.record)
+    assert [change.name for change in differences(files.saved, config)] == ["data.stages"]
+
+
+def test_stages_end_at_iterations_whatever_their_batch_sizes(history: History, tmp_path: Path) -> None:
+    data = staged(mixture(tmp_path, a=None, bb=None), (30, {"a": 1.0}), (None, {"bb": 1.0}))
+    history.train(10, data, global_batch_size=4)
+    history.train(50, data, rampup_batch_size=[4, 4, 80])
+    steps_of_4 = 10 + 10  # the ramp-up ends after 80 samples, of which 40 are read
+    assert history.read == {"a": 4 * steps_of_4 + 8 * (30 - steps_of_4), "bb": 8 * 30}
 
 
 @pytest.mark.parametrize("split", [None, "8,1,1"])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import pytest
 
+from hpcgen.runs.history import Stage, read_history
 from tests.trainer.forked import run_python
 from tests.trainer.runs import Run, environment, finished, gpt_config, run
 from trainer.contract.files import checkpoint_files
@@ -117,3 +118,63 @@ def test_another_mixture_must_be_named(begun: dict[str, Any], tmp_path: Path) ->
     refused = run(config)
     assert refused.statuses == (2,)
     assert "set checkpoint.changed: [data.datasets]" in refused.log
+
+
+@pytest.fixture(scope="module")
+def in_stages(corpus: str, other_corpus: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The run that changes to 30/70 after three of its six steps, in one configuration."""
+    config = gpt_config(corpus, tmp_path_factory.mktemp("stages") / "run")
+    pairs = [{"prefix": corpus}, {"prefix": other_corpus}]
+    stages = (("general", 3, (0.7, 0.3)), ("decay", None, (0.3, 0.7)))
+    config["data"]["datasets"] = pairs
+    config["data"]["stages"] = [
+        {
+            "name": name,
+            "until_iter": until,
+            "train": [pair | {"weight": weight} for pair, weight in zip(pairs, weights, strict=True)],
+        }
+        for name, until, weights in stages
+    ]
+    config["training"] |= {"train_iters": 6, "eval_iters": 1}
+    config["optimizer"]["lr_decay_iters"] = 6
+    config["logging"] = config.get("logging", {}) | {"log_interval": 2}
+    return config
+
+
+@pytest.fixture(scope="module")
+def staged_at_once(in_stages: dict[str, Any]) -> Run:
+    return finished(in_stages)
+
+
+def test_a_run_goes_through_its_stages(staged_at_once: Run, at_once: Run) -> None:
+    """It reads what two configurations read, and no line of metrics.jsonl averages over two stages."""
+    assert sampling(staged_at_once.directory) == sampling(at_once.directory)
+    lines = [
+        json.loads(line) for line in (staged_at_once.directory / "metrics.jsonl").read_text().splitlines()
+    ]
+    steps = [(line["iteration"], line["stage"]) for line in lines if line["event"] == "step"]
+    assert steps == [(2, "general"), (3, "general"), (4, "decay"), (6, "decay")]
+    assert "iteration 3: stage decay of the data begins" in staged_at_once.log
+    [stage, then] = read_history(staged_at_once.directory / "metrics.jsonl").stages
+    assert (stage, then) == (Stage(name="general", after=0), Stage(name="decay", after=3))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_stop_at_the_end_of_a_stage_does_not_change_the_curve(
+    world_size: int, in_stages: dict[str, Any], staged_at_once: Run, tmp_path: Path
+) -> None:
+    """The first attempt has built the indices of all stages. Two ranks continue what one rank began."""
+    config = copy.deepcopy(in_stages) | {"run_dir": str(tmp_path / "run")}
+    finished(copy.deepcopy(config) | {"training": config["training"] | {"train_iters": 3}})
+    last = finished(config | {"world_size": world_size})
+    numpy.testing.assert_allclose(
+        last.steps[-2:], staged_at_once.steps[-2:], rtol=0, atol=0 if world_size == 1 else 1e-4
+    )
+    assert sampling(tmp_path / "run") == sampling(staged_at_once.directory)
+
+
+def test_samples_are_found_in_every_stage(in_stages: dict[str, Any], at_once: Run, tmp_path: Path) -> None:
+    config = in_stages | {"run_dir": str(tmp_path / "run")}
+    (tmp_path / "run").mkdir()
+    done = json.loads((at_once.directory / "config.json").read_text())
+    assert samples(config, "0", "23") == samples(done, "0", "23")

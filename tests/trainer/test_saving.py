@@ -196,7 +196,7 @@ def test_a_save_is_due_when_its_interval_is_over(minutes: float, is_time: bool, 
     keys = CheckpointConfig(save_interval_minutes=minutes)
     config = dataclasses.replace(resolved(tmp_path, GPT), checkpoint=keys)
     log = Log(is_rank_0=False, progress=False)
-    reading = Reading(Blend("train", 0, ()), None, 0)
+    reading = Reading((Blend("train", 0, ()),), None, 0)
     checkpoints = checkpoint.Checkpoints(
         tmp_path, config, None, log, lambda *_: None, lambda: None, {}, reading
     )

@@ -49,7 +49,8 @@ def pairs(directory: Path, *documents: int) -> list[dict[str, str]]:
 
 
 def planned(config: TrainerConfig, said: list[str] | None = None) -> dict[str, Blend]:
-    return plan_blends(config, 1000, [].append if said is None else said.append)
+    blends = plan_blends(config, 1000, [].append if said is None else said.append)
+    return {split: blend for split, (blend,) in blends.items()}
 
 
 @pytest.mark.parametrize("split", SPLITS)

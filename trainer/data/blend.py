@@ -17,7 +17,8 @@ from megatron.core.datasets.utils import normalize
 
 from trainer.contract.config import BlendConfig, ConfigError, Dataset, TrainerConfig
 from trainer.contract.resuming import provenance, sampling
-from trainer.contract.resuming.sampling import Documents, Listed, Order, Sampling, Stream, draws
+from trainer.contract.resuming.data_stages import StageEnd
+from trainer.contract.resuming.sampling import Documents, Listed, Mixture, Order, Sampling, Stream, draws
 from trainer.contract.validation import config_of_split
 from trainer.contract.wording import counted
 from trainer.data import replay
@@ -69,9 +70,21 @@ class Blend:
     """Number of samples from `first` on."""
     parts: tuple[Part, ...]
     first: int = 0
-    """Number of the first sample. Above 0 if the run has read samples of other blends before."""
+    """Number of the first sample. Above 0 if the run reads samples of other blends before."""
+    stage: str | None = None
+    """Name of the stage of the data that reads it; None without data.stages."""
     sampling: Sampling | None = None
-    """Samples that the run has read of each pair, for its checkpoints. None for validation, test and mock data."""
+    """Samples that the run has read of each pair when it begins to read this blend, for its checkpoints. None for
+    validation, test and mock data."""
+
+    @property
+    def end(self) -> int:
+        """Number of the first sample after the blend."""
+        return self.first + self.num_samples
+
+
+Blends = dict[str, tuple[Blend, ...]]
+"""Blends by split. Training has one for each stage that is left, the other splits have one."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +96,8 @@ class _Source:
     share: Share | None
 
 
-def plan_blends(
-    config: TrainerConfig, rows: int, log: LogLine, progress: Progress | None = None
-) -> dict[str, Blend]:
-    """Plan the blend of each split that the run reads, by the name of the split.
+def plan_blends(config: TrainerConfig, rows: int, log: LogLine, progress: Progress | None = None) -> Blends:
+    """Plan the blends of each split that the run reads, by the name of the split.
 
     `rows` is the number of rows of the embedding, one for every token ID. Without `progress`, the run begins. The log
     says which corpora are left out, and how many epochs are read from the rest.
@@ -112,44 +123,45 @@ def plan_blends(
     _require_disjoint(data)
     for prefix, corpus in corpora.items():
         kind_of(data).check_pair(prefix, corpus, data)
-    blends = {}
+    blends: Blends = {}
     for source in sources:
         if source.split != "train" and not config.training.eval_iters:
             continue
-        if mixture := _mixture(source, corpora, config, log):
+        if documents := _documents(source, corpora, config, log):
             if source.split == "train":
-                blends["train"] = _training(mixture, config, rows, progress, log)
+                blends["train"] = _training(source, documents, config, rows, progress, log)
             else:
-                blends[source.split] = _evaluation(source.split, mixture, config, log)
+                blends[source.split] = (_evaluation(source, documents, config, log),)
     return blends | _named_sets(config, rows, log)
 
 
-def _named_sets(config: TrainerConfig, rows: int, log: LogLine) -> dict[str, Blend]:
+def _named_sets(config: TrainerConfig, rows: int, log: LogLine) -> Blends:
     """The blends of the named validation sets, by split."""
-    blends = {}
+    blends: Blends = {}
     for index, each in enumerate(config.data.validation if config.training.eval_iters else ()):
         of_set = config_of_split(config, each.split)
         corpora = open_corpora(f"data.validation[{index}].datasets", each.datasets, rows)
         for prefix, corpus in corpora.items():
             kind_of(of_set.data).check_pair(prefix, corpus, of_set.data)
-        mixture = _mixture(_Source(each.split, each.datasets, (0.0, 1.0)), corpora, of_set, log)
-        blends[each.split] = _evaluation(each.split, mixture, of_set, log)
+        source = _Source(each.split, each.datasets, (0.0, 1.0))
+        documents = _documents(source, corpora, of_set, log)
+        blends[each.split] = (_evaluation(source, documents, of_set, log),)
     return blends
 
 
-def training_blend(planned: Sampling, number: int, end: int) -> Blend:
+def training_blend(planned: Sampling, number: int, end: int, stage: str | None = None) -> Blend:
     """The blend of a phase, by its number, up to sample `end` of the run."""
     phase = planned.phases[number]
     parts = tuple(
         Part(planned.streams[portion.stream], portion.weight, portion.start) for portion in phase.portions
     )
-    return Blend("train", end - phase.first, parts, phase.first, planned)
+    return Blend("train", end - phase.first, parts, phase.first, stage, planned)
 
 
-def _mixture(
+def _documents(
     source: _Source, corpora: Mapping[str, IndexedDataset], config: TrainerConfig, log: LogLine
-) -> dict[int, tuple[Dataset, Documents, float]]:
-    """The pairs that a split reads, by their position in the configuration, with their documents and weights.
+) -> dict[str, Documents]:
+    """The documents that a split reads of each pair, by prefix. Pairs without any are left out.
 
     Empty, with a line in the log, if the split is empty.
     """
@@ -172,64 +184,95 @@ def _mixture(
             f"data: {split}: {len(left_out)} of {len(datasets)} corpora are left out, since data.split = "
             f"{config.data.split!r} leaves none of their documents for it; the first is {left_out[0]}"
         )
-    used = {number: dataset for number, dataset in enumerate(datasets) if dataset.prefix in documents}
-    weights = normalize([dataset.weight or documents[dataset.prefix].tokens for dataset in used.values()])
-    return {
-        number: (dataset, documents[dataset.prefix], weight)
-        for (number, dataset), weight in zip(used.items(), weights, strict=True)
-    }
+    return documents
+
+
+def _weighted(datasets: Sequence[Dataset], documents: Mapping[str, Documents]) -> list[tuple[Dataset, float]]:
+    """The datasets that have documents, with their fractions of the samples."""
+    used = [dataset for dataset in datasets if dataset.prefix in documents]
+    weights = normalize([dataset.weight or documents[dataset.prefix].tokens for dataset in used])
+    return list(zip(used, weights, strict=True))
 
 
 def _evaluation(
-    split: str,
-    mixture: Mapping[int, tuple[Dataset, Documents, float]],
-    config: TrainerConfig,
-    log: LogLine,
+    source: _Source, documents: Mapping[str, Documents], config: TrainerConfig, log: LogLine
 ) -> Blend:
     """The blend of an evaluation. Every evaluation reads the same samples, so that losses are comparable."""
     seq_length, seed = config.model.seq_length, config.training.seed
     wanted = config.training.eval_iters * config.training.global_batch_size
+
+    def stream(prefix: str, weight: float) -> Stream:
+        order = Order(seed, draws(weight, wanted))
+        return Stream({"prefix": prefix}, documents[prefix], seq_length, (order,))
+
     parts = tuple(
-        Part(
-            Stream({"prefix": dataset.prefix}, documents, seq_length, (Order(seed, draws(weight, wanted)),)),
-            weight,
-        )
-        for dataset, documents, weight in mixture.values()
+        Part(stream(dataset.prefix, weight), weight)
+        for dataset, weight in _weighted(source.datasets, documents)
     )
-    blend = Blend(split, wanted, parts)
+    blend = Blend(source.split, wanted, parts)
     _log_epochs(blend, log)
     return blend
 
 
 def _training(
-    mixture: Mapping[int, tuple[Dataset, Documents, float]],
+    source: _Source,
+    documents: Mapping[str, Documents],
     config: TrainerConfig,
     rows: int,
     progress: Progress,
     log: LogLine,
-) -> Blend:
-    """The blend of the phase that the run is in or begins."""
+) -> tuple[Blend, ...]:
+    """The blends of the stages that are left. The first one is of the phase that the run is in or begins."""
     earlier = progress.earlier
     if isinstance(earlier, OneBlend):
         earlier = replay.replayed(earlier, progress.consumed, progress.pairs, rows, log)
-    listed = [
-        Listed(Stream(progress.pairs[number], documents, config.model.seq_length), weight)
-        for number, (_, documents, weight) in mixture.items()
-    ]
-    planned = sampling.plan(
+    plans = sampling.plan_all(
         earlier,
-        listed,
+        [_mixture(each, source.datasets, documents, config, progress) for each in progress.stages],
         config.data.split if config.data.datasets else None,
         provenance.is_same_pair,
         consumed=progress.consumed,
-        end=progress.end,
         seed=config.training.seed,
+        count=replay.blended,
     )
-    blend = training_blend(planned, -1, progress.end)
-    _log_epochs(blend, log)
-    for line in _pair_lines(earlier, blend, progress, config.training.seed):
-        log(f"data: train: {line}")
-    return blend
+    blends = tuple(
+        training_blend(planned, -1, each.end, each.stage.name if each.stage else None)
+        for planned, each in zip(plans, progress.stages, strict=True)
+    )
+    consumed = progress.consumed
+    for blend in blends:
+        _log_epochs(blend, log)
+        for line in _pair_lines(earlier, blend, consumed, config.training.seed):
+            log(f"{_beginning(blend)}: {line}")
+        assert blend.sampling is not None
+        earlier, consumed = blend.sampling, blend.end
+    return blends
+
+
+def _mixture(
+    stage: StageEnd,
+    datasets: Sequence[Dataset],
+    documents: Mapping[str, Documents],
+    config: TrainerConfig,
+    progress: Progress,
+) -> Mixture:
+    """The mixture of a stage. `datasets` are all training pairs, in the order of `progress.pairs`.
+
+    Raises:
+        ConfigError: no pair of the stage has documents for training.
+    """
+    identities = {dataset.prefix: pair for dataset, pair in zip(datasets, progress.pairs, strict=True)}
+    chosen = _weighted(datasets if stage.stage is None else stage.stage.train, documents)
+    if stage.stage is not None and not chosen:
+        raise ConfigError(
+            f"data.split = {config.data.split!r} leaves no document of the pairs of stage {stage.stage.name!r} for "
+            "training. Give train a larger share"
+        )
+    listed = (
+        Listed(Stream(identities[dataset.prefix], documents[dataset.prefix], config.model.seq_length), weight)
+        for dataset, weight in chosen
+    )
+    return Mixture(tuple(listed), stage.end)
 
 
 def _documents_by_prefix(source: _Source, corpora: Mapping[str, IndexedDataset]) -> dict[str, Documents]:
@@ -241,6 +284,11 @@ def _documents_by_prefix(source: _Source, corpora: Mapping[str, IndexedDataset])
         for dataset in source.datasets
     }
     return {prefix: documents for prefix, documents in ranges.items() if documents.tokens > 1}
+
+
+def _beginning(blend: Blend) -> str:
+    """The beginning of the lines about a blend in the log."""
+    return f"data: {blend.split}" + (f", stage {blend.stage}" if blend.stage else "")
 
 
 def _log_epochs(blend: Blend, log: LogLine) -> None:
@@ -258,16 +306,17 @@ def _log_epochs(blend: Blend, log: LogLine) -> None:
     phase = f" from sample {blend.first:,} on" if blend.first else ""
     at_most = "at most " if len(parts) > 1 else ""
     log(
-        f"data: {split}: {counted(documents, 'document')} with {tokens:,} tokens in {corpora}; "
+        f"{_beginning(blend)}: {counted(documents, 'document')} with {tokens:,} tokens in {corpora}; "
         f"{counted(wanted, 'sample')}{phase}, {at_most}{largest:,.2f} epochs{' of each' if len(parts) > 1 else ''}"
     )
 
 
-def _pair_lines(earlier: Sampling, blend: Blend, progress: Progress, seed: int) -> Iterator[str]:
-    """Yields what was read of each pair and what will be read, unless there is only one and nothing was read."""
+def _pair_lines(earlier: Sampling, blend: Blend, consumed: int, seed: int) -> Iterator[str]:
+    """Yields what was read of each pair in the first `consumed` samples of the run and what will be read, unless there
+    is only one and nothing was read. `earlier` is the state of the run before `blend` was planned."""
     planned = blend.sampling
     assert planned is not None
-    if progress.consumed and blend.first == progress.consumed:
+    if consumed and blend.first == consumed:
         yield (
             f"NEW MIXTURE from sample {blend.first:,} on. Each pair continues with the first sample that it has not "
             "given yet"
@@ -276,7 +325,7 @@ def _pair_lines(earlier: Sampling, blend: Blend, progress: Progress, seed: int) 
         for number, stream in enumerate(earlier.streams):
             if stream.read and number not in current:
                 yield f"{stream.prefix}: no longer read, {_so_far(stream)}"
-    if not progress.consumed and len(blend.parts) == 1:
+    if not consumed and len(blend.parts) == 1:
         return
     for part, portion in zip(blend.parts[:MAX_PAIRS_SHOWN], planned.phases[-1].portions, strict=False):
         moved = ""
@@ -321,9 +370,9 @@ def _empty_split_reason(source: _Source, corpora: Mapping[str, IndexedDataset], 
     return f"data.split = {data.split!r} leaves no document of {of} for {split}; {', or '.join(advice)}"
 
 
-def _mock_blends(config: TrainerConfig, progress: Progress) -> dict[str, Blend]:
+def _mock_blends(config: TrainerConfig, progress: Progress) -> Blends:
     evaluation = config.training.eval_iters * config.training.global_batch_size
-    blends = {}
+    blends: Blends = {}
     for split, wanted in {"train": progress.end, "valid": evaluation, "test": evaluation}.items():
         if wanted:
             documents = Documents(
@@ -331,7 +380,7 @@ def _mock_blends(config: TrainerConfig, progress: Progress) -> dict[str, Blend]:
             )
             order = Order(config.training.seed, wanted)
             stream = Stream({"prefix": None}, documents, config.model.seq_length, (order,))
-            blends[split] = Blend(split, wanted, (Part(stream, 1.0),))
+            blends[split] = (Blend(split, wanted, (Part(stream, 1.0),)),)
     return blends
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from megatron.core.datasets.utils import Split
 from trainer.contract.config import BlendConfig, Dataset, TrainerConfig
 from trainer.contract.resuming.sampling import Order, Sampling, Stream
 from trainer.contract.validation import config_of_split
-from trainer.data.blend import Blend, LogLine, Part, plan_blends
+from trainer.data.blend import Blend, Blends, LogLine, Part, plan_blends
 from trainer.data.corpora import SPLITS
 from trainer.data.index_files import Index, complete
 from trainer.data.kinds import Kind, kind_of
@@ -105,10 +106,30 @@ class Numbered(torch.utils.data.Dataset):
         return self.dataset[sample - self.first]
 
 
+class Consecutive(torch.utils.data.Dataset):
+    """The stages of a run. Each dataset has the samples up to the end of its stage, by their numbers in the run."""
+
+    def __init__(self, datasets: Sequence[torch.utils.data.Dataset], ends: Sequence[int]) -> None:
+        """`ends` are the numbers of the first samples after each stage."""
+        self.datasets, self._ends = datasets, ends
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, sample: int) -> dict[str, torch.Tensor]:
+        return self.reading(sample)[sample]
+
+    def reading(self, sample: int) -> torch.utils.data.Dataset:
+        """The dataset of the stage that reads a sample."""
+        return self.datasets[bisect.bisect_right(self._ends, sample)]
+
+
 def located(dataset: torch.utils.data.Dataset, sample: int) -> tuple[GPTDataset, int]:
     """Core's dataset that a sample of a training set comes from, and the sample's number in it."""
     while not isinstance(dataset, GPTDataset):
-        if isinstance(dataset, Numbered):
+        if isinstance(dataset, Consecutive):
+            dataset = dataset.reading(sample)
+        elif isinstance(dataset, Numbered):
             dataset, sample = dataset.dataset, sample - dataset.first
         elif isinstance(dataset, BlendedDataset):
             part = dataset.datasets[dataset.dataset_index[sample]]
@@ -122,22 +143,35 @@ def located(dataset: torch.utils.data.Dataset, sample: int) -> tuple[GPTDataset,
 class Reading:
     """Counts what the run has read of each pair, for its checkpoints."""
 
-    def __init__(self, blend: Blend, dataset: torch.utils.data.Dataset | None, consumed: int) -> None:
-        """`dataset` belongs to the training `blend`. The run has read `consumed` samples of it."""
-        inner = dataset.dataset if isinstance(dataset, Numbered) else dataset
-        self._index = inner.dataset_index if isinstance(inner, BlendedDataset) else None
-        self._first, self._consumed, self._sampling = blend.first, consumed, blend.sampling
+    def __init__(
+        self, blends: Sequence[Blend], dataset: torch.utils.data.Dataset | None, consumed: int
+    ) -> None:
+        """`dataset` belongs to the training `blends`. The run has read `consumed` samples."""
+        datasets = dataset.datasets if isinstance(dataset, Consecutive) else [dataset]
+        self._left = list(zip(blends, datasets, strict=True))
+        self._consumed, self._sampling = consumed, blends[0].sampling
 
     def at(self, consumed: int) -> Sampling | None:
         """The state after `consumed` samples, which do not become fewer from call to call. None for mock data."""
-        if self._sampling is not None:
-            read = [consumed - self._consumed]
-            if self._index is not None:
-                index = self._index[self._consumed - self._first : consumed - self._first]
-                read = counts(index, len(self._sampling.phases[-1].portions))
-            self._sampling = self._sampling.advanced(read)
-            self._consumed = consumed
+        if self._sampling is None:
+            return None
+        while (end := self._left[0][0].end) < consumed:
+            self._advance(end)
+            self._left.pop(0)
+            self._sampling = self._left[0][0].sampling
+        self._advance(consumed)
         return self._sampling
+
+    def _advance(self, end: int) -> None:
+        assert self._sampling is not None
+        blend, dataset = self._left[0]
+        inner = dataset.dataset if isinstance(dataset, Numbered) else dataset
+        read = [end - self._consumed]
+        if isinstance(inner, BlendedDataset):
+            index = inner.dataset_index[self._consumed - blend.first : end - blend.first]
+            read = counts(index, len(blend.parts))
+        self._sampling = self._sampling.advanced(read)
+        self._consumed = end
 
 
 def build_datasets(
@@ -160,7 +194,7 @@ def plan(
     vocab_size: int,
     log: LogLine = log_to_stdout,
     progress: Progress | None = None,
-) -> dict[str, Blend]:
+) -> Blends:
     """Blends of the splits that have data, by name. Every rank must call this, and rank 0 builds the index files.
 
     `log` logs on rank 0.
@@ -173,17 +207,17 @@ def plan(
 
 
 def open_datasets(
-    blends: dict[str, Blend], config: TrainerConfig, cache_dir: Path, vocab_size: int, is_needed: bool
+    blends: Blends, config: TrainerConfig, cache_dir: Path, vocab_size: int, is_needed: bool
 ) -> dict[str, torch.utils.data.Dataset | None]:
     """Map the index files of the blends. `is_needed` is false on ranks of middle pipeline stages: they read no samples
     and get None for each split."""
     if not is_needed:
         return dict.fromkeys(blends)
     datasets = {}
-    for split, blend in blends.items():
-        of_split = config_of_split(config, split)
-        at = functools.partial(_dataset_config, of_split, vocab_size, cache_dir)
-        datasets[split] = _open(kind_of(of_split.data), blend, at)
+    for split, of_split in blends.items():
+        config_here = config_of_split(config, split)
+        at = functools.partial(_dataset_config, config_here, vocab_size, cache_dir)
+        datasets[split] = _open_all(kind_of(config_here.data), of_split, at)
     return datasets
 
 
@@ -193,7 +227,7 @@ def build_index(
     vocab_size: int,
     log: LogLine,
     progress: Progress | None = None,
-) -> dict[str, Blend]:
+) -> Blends:
     """Check every index file that the run needs in `cache_dir`, and build missing ones. Returns the blends by split.
 
     Only one process calls this.
@@ -203,7 +237,7 @@ def build_index(
         OSError: the index files cannot be written.
     """
     blends = plan_blends(config, vocab_size, log, progress)
-    complete_indices(blends.values(), config, cache_dir, vocab_size, log)
+    complete_indices(itertools.chain(*blends.values()), config, cache_dir, vocab_size, log)
     return blends
 
 
@@ -259,6 +293,13 @@ def _blend_index(kind: Kind, blend: Blend, at: Callable[..., GPTDatasetConfig], 
         source=None,
         build=build,
     )
+
+
+def _open_all(
+    kind: Kind, blends: Sequence[Blend], at: Callable[..., GPTDatasetConfig]
+) -> torch.utils.data.Dataset:
+    datasets = [_open(kind, blend, at) for blend in blends]
+    return datasets[0] if len(datasets) == 1 else Consecutive(datasets, [blend.end for blend in blends])
 
 
 def _open(kind: Kind, blend: Blend, at: Callable[..., GPTDatasetConfig]) -> torch.utils.data.Dataset:

@@ -11,8 +11,9 @@ from trainer.contract.config import TrainerConfig
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import Checkpoint
 from trainer.contract.files.run_directory import RunDirectory
-from trainer.contract.model.batch_size import end_of_run, total_samples
+from trainer.contract.model.batch_size import total_samples
 from trainer.contract.resuming import hyperparameters, provenance, sampling
+from trainer.contract.resuming.data_stages import StageEnd, stages_left
 from trainer.contract.resuming.sampling import Sampling
 
 
@@ -39,17 +40,23 @@ class Progress:
 
     consumed: int
     """Number of samples that the run has read."""
-    end: int
-    """Number of samples that it will have read at its end."""
+    stages: Sequence[StageEnd]
+    """The current stage of the data and those that follow (data.stages). A run without stages has one."""
     pairs: Sequence[Mapping[str, Any]]
     """Identities of the configuration's training pairs, in order. Empty for mock data."""
     earlier: Sampling | OneBlend = field(default_factory=Sampling)
     """Samples that the run has read of each pair."""
 
+    @property
+    def end(self) -> int:
+        """Number of samples that the run will have read at its end."""
+        return self.stages[-1].end
+
 
 def fresh(config: TrainerConfig, origins: Mapping[str, Any] | None = None) -> Progress:
     """The progress of a run that begins at its first sample. `origins` come from `provenance.examine`."""
-    return Progress(consumed=0, end=total_samples(config.training), pairs=_pairs(config, origins))
+    stages = stages_left(config.data, config.training, 0, 0)
+    return Progress(consumed=0, stages=stages, pairs=_pairs(config, origins))
 
 
 def resumed(
@@ -67,8 +74,8 @@ def resumed(
         if record.get("sampling")
         else _one_blend(config, record, iteration, consumed)
     )
-    end = end_of_run(config.training, iteration, consumed)
-    return Progress(consumed=consumed, end=end, pairs=_pairs(config, origins), earlier=earlier)
+    stages = stages_left(config.data, config.training, iteration, consumed)
+    return Progress(consumed=consumed, stages=stages, pairs=_pairs(config, origins), earlier=earlier)
 
 
 def of_next_attempt(config: TrainerConfig) -> Progress | None:

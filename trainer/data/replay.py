@@ -62,7 +62,7 @@ def replayed(
     weights = normalize(weights)
     known = tuple(
         dataclasses.replace(stream, orders=(Order(blend.seed, draws(weight, blend.num_samples)),), read=count)
-        for stream, weight, count in zip(streams, weights, _read(weights, consumed), strict=True)
+        for stream, weight, count in zip(streams, weights, blended(weights, consumed), strict=True)
         if stream is not None
     )
     portions = tuple(Portion(number, weight, 0) for number, weight in enumerate(weights))
@@ -112,10 +112,10 @@ def _find(
     return max(alike, key=lambda pair: provenance.likeness(identity, pair), default=None)
 
 
-def _read(weights: Sequence[float], consumed: int) -> list[int]:
-    """Number of samples of each pair among the first `consumed` of a blend. It does not depend on the blend's size."""
+def blended(weights: Sequence[float], size: int) -> list[int]:
+    """Number of samples of each pair among the first `size` of a blend. It does not depend on the blend's own size."""
     if len(weights) == 1:
-        return [consumed]
-    datasets, samples = numpy.zeros(consumed, numpy.int16), numpy.zeros(consumed, numpy.int64)
-    helpers.build_blending_indices(datasets, samples, weights, len(weights), consumed, False)
+        return [size]
+    datasets, samples = numpy.zeros(size, numpy.int16), numpy.zeros(size, numpy.int64)
+    helpers.build_blending_indices(datasets, samples, weights, len(weights), size, False)
     return counts(datasets, len(weights))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trainer.contract import config as configuration
@@ -73,16 +73,17 @@ def _lines(config: TrainerConfig, progress: Progress, first: int, last: int) -> 
     from trainer.data.datasets import complete_indices, located, open_datasets
 
     cache, rows = RunDirectory.of(config).index_cache, config.model.padded_vocab_size
-    planned = plan_blends(config, rows, _log, progress)["train"]
-    phases = [*_phases(config, planned)]
+    stages = plan_blends(config, rows, _log, progress)["train"]
+    phases = [*_phases(config, stages)]
     if first < (earliest := phases[0][0].first):
         raise TrainerError(f"which samples were read before sample {earliest} is not recorded")
     for blend, as_of in phases:
-        wanted = range(max(first, blend.first), min(last + 1, blend.first + blend.num_samples))
+        wanted = range(max(first, blend.first), min(last + 1, blend.end))
         if not wanted:
             continue
+        first = wanted.stop
         complete_indices([blend], as_of, cache, rows, _log)
-        dataset = open_datasets({"train": blend}, as_of, cache, rows, is_needed=True)["train"]
+        dataset = open_datasets({"train": (blend,)}, as_of, cache, rows, is_needed=True)["train"]
         for sample in wanted:
             order, number = located(dataset, sample)
             shuffled = order.shuffle_index[number]
@@ -91,17 +92,18 @@ def _lines(config: TrainerConfig, progress: Progress, first: int, last: int) -> 
             yield f"{sample}: {order.dataset_path}: {' '.join(map(str, documents))}"
 
 
-def _phases(config: TrainerConfig, last: Blend) -> Iterator[tuple[Blend, TrainerConfig]]:
-    """Yields the blend of each phase and the configuration of its data. The last phase is the planned one."""
+def _phases(config: TrainerConfig, stages: Sequence[Blend]) -> Iterator[tuple[Blend, TrainerConfig]]:
+    """Yields the blend of each phase and the configuration of its data. `stages` are the planned ones."""
     from trainer.data.blend import training_blend
 
-    planned = last.sampling
+    planned = stages[0].sampling
     phases = planned.phases if planned is not None else ()
     for number, phase in enumerate(phases[:-1]):
         assert planned is not None
         blend = training_blend(planned, number, phases[number + 1].first)
         yield blend, _as_of(config, planned, phase)
-    yield last, config
+    for stage in stages:
+        yield stage, config
 
 
 def _as_of(config: TrainerConfig, planned: Sampling, phase: Phase) -> TrainerConfig:

@@ -21,6 +21,7 @@ from trainer.contract.files.metrics_times import PAUSES
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.model.flops import FORMULA, flops_per_sample
 from trainer.contract.model.layout import model_parallel_size
+from trainer.contract.resuming.data_stages import stage_at
 from trainer.distributed import slurm_job
 from trainer.faults.stragglers import RankLocation, Straggler
 from trainer.metrics import experts
@@ -75,6 +76,7 @@ class Metrics:
         self._window = Window(config)
         self._pauses = dict.fromkeys(PAUSES, 0.0)
         self._iteration, self._has_stepped = iteration, False
+        self._stage = stage_at(config.data, iteration + 1)
         self._experts_due = 0
         self._latest_load: tuple[int, experts.ExpertLoad] | None = None
         self._times = timers.totals()
@@ -157,10 +159,14 @@ class Metrics:
         self._timers.totals()  # in each step, so that its CUDA events can be reused
         if result.skipped or result.spike is not None:
             self._record_anomaly(iteration, result)
-        if iteration % self._config.logging.log_interval == 0:
+        ends_stage = self._stage != (following := stage_at(self._config.data, iteration + 1))
+        if iteration % self._config.logging.log_interval == 0 or ends_stage:
             self.catch_up(iteration)
         elif self._lines is not None:
             self._lines.note(self._line("step", iteration, self._times_since_line()))
+        if ends_stage and following is not None:
+            self._stage = following
+            self._log.line(f"iteration {iteration}: stage {following.name} of the data begins")
 
     def catch_up(self, iteration: int) -> None:
         """Record the steps since the last line. Also called before a checkpoint, where another attempt may resume."""
@@ -175,7 +181,8 @@ class Metrics:
         pauses = self._pauses_since_line()
         self._window, self._times = Window(self._config), times
         self._pauses = dict.fromkeys(PAUSES, 0.0)
-        self._write("step", iteration, {"steps": len(window), **values, **pauses})
+        stage = {} if self._stage is None else {"stage": self._stage.name}
+        self._write("step", iteration, {"steps": len(window), **values, **stage, **pauses})
         if self._config.model.num_moe_experts is not None:
             self._record_experts(iteration, window.experts, values.pop(experts.BY_LAYER))
         self._draw("train", iteration, values)

@@ -5,7 +5,7 @@ Megatron-LM's flags where Core has none. The trainer reads a JSON file with thes
 same sections from a run file. A string under a field is its documentation: `hpcgen init` and the JSON Schema print it.
 """
 
-from trainer.contract.config.data import NAMED_SPLIT, BlendConfig, Dataset, ValidationSet
+from trainer.contract.config.data import NAMED_SPLIT, BlendConfig, Dataset, DataStage, ValidationSet
 from trainer.contract.config.document import (
     ConfigError,
     TrainerConfig,
@@ -39,6 +39,7 @@ __all__ = [
     "CheckpointConfig",
     "ConfigError",
     "Count",
+    "DataStage",
     "Dataset",
     "FilePath",
     "Fraction",

@@ -39,6 +39,19 @@ class ValidationSet:
 
 
 @config_section
+class DataStage:
+    """A part of the run with weights of its own for the training pairs."""
+
+    name: str
+    """Name in the log, in metrics.jsonl and in the report."""
+    train: tuple[Dataset, ...]
+    """The mixture of the stage: pairs of `datasets` or `train`, each at most once. If none has a weight, each is
+    weighted by its number of training tokens."""
+    until_iter: Count | None = None
+    """Last iteration of the stage. Required for all stages but the last, which lasts until the end of the run."""
+
+
+@config_section
 class BlendConfig:
     """Source of training, validation and test samples: exactly one of `datasets`, `train` (with `valid`, `test`) and
     `mock`."""
@@ -57,6 +70,9 @@ class BlendConfig:
     validation: Free[tuple[ValidationSet, ...]] = ()
     """Named validation sets, each with a loss of its own. They are evaluated together with `valid` and in addition to
     it."""
+    stages: tuple[DataStage, ...] = ()
+    """Mixtures that follow each other during the run. Each pair continues where the stage before left it. Validation
+    and test keep the weights of `datasets`, or those of `valid` and `test`. Default: one mixture for all of the run."""
     mock: bool = False
     """Option 3: synthetic samples, for testing a cluster without data."""
     reset_attention_mask: bool = False

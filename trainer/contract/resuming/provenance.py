@@ -123,8 +123,11 @@ def examine(
 def is_same_pair(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """True if two identities certainly describe the same documents. `examine` has hashed what this depends on.
 
-    Pairs of documents of one length have the same .idx, so the .bin must be known too, by its hash or its time.
+    Pairs of documents of one length have the same .idx, so the .bin must be known too, by its hash or its time. In a
+    run that begins, pairs may be known by their paths alone.
     """
+    if "idx" not in one or "idx" not in other:
+        return bool(one["prefix"] == other["prefix"])
     return _compare(one, other) == "same"
 
 
@@ -198,6 +201,7 @@ def _compare_pairs(
 ) -> None:
     """Compare pairs by their positions in the blend. With `hashes`, add pairs that must be read to `found.to_hash`."""
     differing: list[Change] = []
+    moved: dict[str, str] = {}
     for dataset, known, pair in zip(_saved_pairs(name, found), before, pairs, strict=True):
         if known is None or pair is None:
             continue
@@ -205,11 +209,15 @@ def _compare_pairs(
         if verdict == "hash" and hashes:
             _expect(known, pair, found)
         if verdict in ("same", "hash"):
+            moved[dataset["prefix"]] = pair["prefix"]
             dataset["prefix"] = pair["prefix"]
         elif dataset["prefix"] == pair["prefix"]:
             change = _change(name, known, pair)
             doubt = "; its SHA-256 is unknown, so the content may differ" if verdict == "unknown" else ""
             differing.append(replace(change, after=f"{change.after}{doubt}"))
+    for stage in found.saved["data"].get("stages", []):
+        for dataset in stage["train"]:
+            dataset["prefix"] = moved.get(dataset["prefix"], dataset["prefix"])
     if differing:
         first = differing[0]
         found.changes.append(replace(first, after=f"{first.after}{and_more(len(differing))}"))

@@ -137,10 +137,18 @@ def _is(value: Any, kinds: Mapping[str, type], key: str) -> Iterator[Problem]:
 def _data_problems(data: Any) -> Iterator[Problem]:
     yield from _not(data, dict, "data")
     for name in ("datasets", "train"):
-        yield from _not(data.get(name) or [], list, f"data.{name}")
-        for dataset in data.get(name) or []:
-            yield from _not(dataset, dict, f"data.{name}[...]")
-            yield from _not(dataset.get("prefix"), str, f"data.{name}[...].prefix")
+        yield from _dataset_problems(data.get(name) or [], f"data.{name}")
+    yield from _not(data.get("stages", []), list, "data.stages")
+    for stage in data.get("stages", []):
+        yield from _not(stage, dict, "data.stages[...]")
+        yield from _dataset_problems(stage.get("train"), "data.stages[...].train")
+
+
+def _dataset_problems(datasets: Any, key: str) -> Iterator[Problem]:
+    yield from _not(datasets, list, key)
+    for dataset in datasets:
+        yield from _not(dataset, dict, f"{key}[...]")
+        yield from _not(dataset.get("prefix"), str, f"{key}[...].prefix")
 
 
 def _not(value: Any, kind: type, key: str) -> Iterator[Problem]:

@@ -1,7 +1,8 @@
 """The order of a run's training samples: how many samples each pair has provided, and which come next.
 
-A run is a sequence of phases, each with one mixture. A phase begins when the mixture changes. Within a phase,
-Megatron-Core's blend decides which pair a sample comes from. The pair then gives its next sample, wherever the phases
+A run is a sequence of phases, each with one mixture. A phase begins when the mixture changes, at a resume or with the
+next stage of the configuration (data.stages). Within a phase, Megatron-Core's blend decides which pair a sample comes
+from. The pair then gives its next sample, wherever the phases
 before left it. So a change of the mixture neither repeats nor skips samples. Checkpoints record all of this.
 
 The first phase of a run is Megatron-Core's own order.
@@ -148,6 +149,16 @@ class Sampling:
             streams[portion.stream] = dataclasses.replace(stream, read=stream.read + count)
         return dataclasses.replace(self, streams=tuple(streams))
 
+    def at_end(self, end: int, count: Count) -> Sampling:
+        """The state when the last phase has read all samples before number `end` of the run."""
+        phase = self.phases[-1]
+        streams = list(self.streams)
+        totals = count([portion.weight for portion in phase.portions], end - phase.first)
+        for portion, total in zip(phase.portions, totals, strict=True):
+            stream = streams[portion.stream]
+            streams[portion.stream] = dataclasses.replace(stream, read=portion.start + total)
+        return dataclasses.replace(self, streams=tuple(streams))
+
     def to_dict(self) -> dict[str, Any]:
         """Content of the record of a checkpoint."""
         return dataclasses.asdict(self)
@@ -172,8 +183,21 @@ def from_dict(content: Mapping[str, Any]) -> Sampling:
     return Sampling(streams, phases)
 
 
+@dataclass(frozen=True)
+class Mixture:
+    """The pairs that a run reads up to one of its samples."""
+
+    listed: tuple[Listed, ...]
+    end: int
+    """Number of the first sample after it."""
+
+
 IsSamePair = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
 """Function that tells whether two identities describe the same pair."""
+
+Count = Callable[[Sequence[float], int], Sequence[int]]
+"""Function that tells how many of the first samples of a blend come from each pair, given the weights of the pairs and
+the number of samples."""
 
 
 def draws(weight: float, size: int) -> int:
@@ -230,6 +254,39 @@ def plan(
         last = portion.start + draws(portion.weight, end - phase.first)
         streams[portion.stream] = stream.extended(last, seed)
     return Sampling(tuple(streams), phases)
+
+
+def plan_all(
+    earlier: Sampling,
+    mixtures: Sequence[Mixture],
+    split: str | None,
+    is_same_pair: IsSamePair,
+    *,
+    consumed: int,
+    seed: int,
+    count: Count,
+) -> list[Sampling]:
+    """A plan for each of the mixtures, which follow each other: the state of the run when it begins to read this one.
+
+    An attempt that starts at the beginning of a mixture, from the checkpoint there, makes the same plan for it. So
+    neither the samples nor their order depend on where a run is interrupted.
+    """
+    plans: list[Sampling] = []
+    for mixture in mixtures:
+        plans.append(
+            plan(
+                earlier,
+                mixture.listed,
+                split,
+                is_same_pair,
+                consumed=consumed,
+                end=mixture.end,
+                seed=seed,
+            )
+        )
+        if len(plans) < len(mixtures):
+            earlier, consumed = plans[-1].at_end(mixture.end, count), mixture.end
+    return plans
 
 
 def _matches(

@@ -28,6 +28,7 @@ from trainer.contract.rules import (
     context_parallel,
     cuda_graphs,
     data,
+    data_stages,
     evaluation,
     experts,
     forward,
@@ -69,6 +70,7 @@ MODULES: tuple[RuleModule, ...] = (
     optimizer,
     data,
     chats,
+    data_stages,
     precision,
     freezing,
     cuda_graphs,
@@ -119,7 +121,7 @@ FORWARD: tuple[Rule, ...] = (
 )
 """Rules for computing a trained model."""
 
-SAMPLES: tuple[Rule, ...] = (*data.RULES, *chats.OF_SAMPLES, *WITHOUT_TOKENIZER)
+SAMPLES: tuple[Rule, ...] = (*data.RULES, *chats.OF_SAMPLES, *data_stages.RULES, *WITHOUT_TOKENIZER)
 """Rules for reading the samples of a run, which do not depend on its ranks."""
 
 TRAINING: tuple[Rule, ...] = (
