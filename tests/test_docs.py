@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -28,6 +29,7 @@ from hpcgen.config.defaults import Defaults
 from hpcgen.config.inheritance import inherit
 from hpcgen.config.presets import PresetConfig
 from hpcgen.config.validation import build
+from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path, token_dtype
 from hpcgen.data.sample import write_sample
 from hpcgen.resources import shipped as shipped_folder
 from tests.recorded_run import write_recorded_runs
@@ -161,6 +163,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, stand_in: str) -> Path:
     shutil.copy(folder / "corpus.jsonl.zst", folder / "corpus" / "part-1.jsonl.zst")
     (folder / "tiny-cluster.yaml").write_text(f"extends: local\npython: {stand_in}\nstartup_time_s: 1\n")
     (folder / "run.yaml").write_text(RUN)
+    write_pairs(folder / "pairs", "web", "code", "math")
     (folder / "run").mkdir()
     (folder / "examples").mkdir()
     for example in ROOT.glob("examples/custom_*.py"):
@@ -169,6 +172,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory, stand_in: str) -> Path:
     shutil.copytree(ROOT / "examples/deepspeed", folder / "examples/deepspeed", ignore=not_shipped)
     write_recorded_runs(folder)
     return folder
+
+
+def write_pairs(directory: Path, *names: str) -> None:
+    """Pairs of 3,000 documents that were tokenized by bytes."""
+    directory.mkdir()
+    lengths = np.full(3000, 100, np.int64)
+    for name in names:
+        prefix = directory / name
+        with bin_path(prefix).open("wb") as file, IndexedDatasetWriter(file, token_dtype(257)) as writer:
+            writer.add_documents(np.full(lengths.sum(), ord(name[0]), token_dtype(257)), lengths)
+            with idx_path(prefix).open("wb") as index:
+                writer.write_index(index)
 
 
 @pytest.fixture(scope="module")

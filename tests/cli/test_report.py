@@ -95,6 +95,24 @@ def test_a_report_shows_the_losses_of_mtp_layers(tmp_path: Path) -> None:
     assert "mtp-loss" not in report(dense).charts
 
 
+def test_a_report_shows_where_the_stages_of_the_data_begin(tmp_path: Path) -> None:
+    """The last attempt repeats the end of a stage."""
+    events = [
+        start(),
+        *steps(1, 30, stage="general"),
+        *steps(31, 40, stage="decay"),
+        start(20, START + 100),
+        *steps(21, 30, stage="general"),
+        *steps(31, 60, stage="decay"),
+    ]
+    page = report(write_run(tmp_path / "gpt", events))
+    lines = [attributes["title"] for tag, attributes in page.tags if attributes.get("class") == "vertical"]
+    assert "stage decay, after iteration 30" in lines
+    assert not any("general" in line for line in lines)
+    assert "vertical lines: attempts and stages of the data (decay after iteration 30)" in page.text
+    assert "stages of the data" not in report(write_run(tmp_path / "one", [start(), *steps(1, 60)])).text
+
+
 def experts(iteration: int, load: object, layers: object = (1, 2)) -> dict[str, object]:
     return {"event": "experts", "iteration": iteration, "time": START, "layers": layers, "load": load}
 

@@ -94,6 +94,7 @@ def cuda_graphs_need_tested_layers(facts: Facts) -> Iterator[Problem]:
                 path=KEY,
                 reason=f"is not tested with model.{key}",
                 candidates=["none"],
+                about=(f"model.{key}",),
             )
             return
 
