@@ -15,20 +15,35 @@ from megatron.core.utils import unwrap_model
 
 from trainer.contract.config import TrainerConfig
 from trainer.data.loader import MicroBatch
-from trainer.model import head, multi_token
+from trainer.model import multi_token
+from trainer.model.head import Head, Wanted
 
 
 class Objective:
-    """What the steps of a run minimize, and the losses that they log."""
+    """What the steps of a run minimize, and the losses and metrics that they log."""
 
     def __init__(self, config: TrainerConfig, model: Sequence[torch.nn.Module]) -> None:
-        """`model` has the wrapped chunks of this rank. The chunk that computes the loss gets a head if it needs one."""
-        self.names = (*multi_token.names(config.model), *head.names(config.training))
-        """Columns of metrics.jsonl for further losses, in the order of their sums."""
-        self._head: head.Head | None = None
+        """`model` has the wrapped chunks of this rank. The chunk that computes the loss gets a head if it needs one.
+
+        Raises:
+            ConfigError: a function of the user cannot be imported, or its arguments are others.
+        """
+        wanted = Wanted.of(config)
+        self.losses = (*multi_token.names(config.model), *wanted.losses)
+        """Columns of metrics.jsonl for further losses."""
+        self.metrics = wanted.metric_names
+        """Columns of metrics.jsonl for metrics of the user."""
+        self.names = (*self.losses, *self.metrics)
+        """All of these columns, in the order of their sums."""
+        self._head: Head | None = None
         last = unwrap_model(model[-1])
-        if head.is_needed(config.training) and last.post_process:
-            self._head = head.Head(last, config.training)
+        if wanted and last.post_process:
+            self._head = Head(last, wanted, config)
+
+    def measure(self, now: bool) -> None:
+        """Compute the metrics of the user in the next forward passes, or do not."""
+        if self._head is not None:
+            self._head.measures = now
 
     def begin(self, chunk: torch.nn.Module, batch: MicroBatch) -> dict[str, Any]:
         """Begin the forward pass of `chunk` on `batch`. Returns further arguments of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from trainer.contract.attention.visibility import visible_pairs
 from trainer.contract.config import OptimizerConfig, TrainerConfig
 from trainer.contract.errors import NonFiniteError
+from trainer.contract.files.metrics_columns import OBJECTIVE
 from trainer.contract.model.batch_size import Batch, batch_size_at
 from trainer.contract.wording import rank_list
 from trainer.data.loader import MicroBatch, num_microbatches
@@ -88,7 +89,7 @@ class StepResult:
     """True if the update was skipped because of an overflow or a spike."""
     vote: Vote
     terms: dict[str, float] = field(default_factory=dict)
-    """Further losses by name, as means over their tokens (`trainer.loss`)."""
+    """Further losses and metrics by name, as means over their tokens (`trainer.loss`). Metrics are not in each step."""
     visible_pairs: float | None = None
     """Pairs of a query and a key of the same document in the global batch; None if samples are not separated."""
     experts: torch.Tensor | None = None
@@ -116,6 +117,7 @@ def train_step(
     batch = Batch(state.consumed_samples, batch_size_at(config.training, state.consumed_samples))
     biases = expert_biases(state.routers)
     previous_biases = [bias.clone() for bias in biases]
+    state.objective.measure((state.iteration + 1) % config.logging.log_interval == 0)
     totals, pairs = forward_backward(state.model, state.objective, batches, config, groups, batch.size)
     # Only fp16 has a scale, and reading it waits for the GPU.
     loss_scale = float(optimizer.get_loss_scale()) if config.training.precision == "fp16" else 1.0
@@ -125,9 +127,13 @@ def train_step(
     agreed = _agree(totals, norm, vote(), pairs, statistics)
     divisor = gradients.divisor(agreed.tokens, config)
     grad_norm = agreed.norm / divisor
-    if not (math.isfinite(agreed.loss) and math.isfinite(grad_norm)):
+    terms = {
+        name: mean for name, mean in zip(state.objective.names, agreed.terms, strict=True) if mean is not None
+    }
+    minimized = {"loss": agreed.loss, OBJECTIVE: terms.get(OBJECTIVE, agreed.loss)}
+    if not all(map(math.isfinite, (*minimized.values(), grad_norm))):
         _restore(biases, previous_biases)
-        raise _non_finite(agreed.loss, grad_norm, totals, optimizer, state.iteration + 1, batch)
+        raise _non_finite(minimized, grad_norm, totals, optimizer, state.iteration + 1, batch)
     # An overflow is due to the loss scale: it is not a spike and does not count against skip_loss_spikes.
     spike = None if overflowed else state.spikes.spike_ratio(agreed.loss)
     skipped = overflowed or (spike is not None and state.spikes.skip())
@@ -147,7 +153,7 @@ def train_step(
         batch=batch,
         consumed_tokens=state.consumed_tokens,
         loss=agreed.loss,
-        terms=dict(zip(state.objective.names, agreed.terms, strict=True)),
+        terms=terms,
         visible_pairs=agreed.visible_pairs if config.data.reset_attention_mask else None,
         grad_norm=None if overflowed else grad_norm,
         lr=lr,
@@ -217,7 +223,8 @@ class _Agreed(NamedTuple):
 
     loss: float
     """Mean over the tokens."""
-    terms: tuple[float, ...]
+    terms: tuple[float | None, ...]
+    """Means of the other columns of the objective, None for those without tokens."""
     tokens: float
     norm: float
     """Norm of the gradients before they are divided."""
@@ -239,10 +246,10 @@ def _agree(
     numbers = torch.cat([norm, numbers]).cpu()
     end_of_losses, end_of_own = 1 + len(totals), 1 + len(totals) + len(own)
     agreed_norm, *sums = numbers[:end_of_losses].tolist()
-    mean, *terms = (total / max(tokens, 1) for total, tokens in zip(sums[::2], sums[1::2], strict=True))
+    terms = (total / number if number else None for total, number in zip(sums[2::2], sums[3::2], strict=True))
     *votes, agreed_pairs = numbers[end_of_losses:end_of_own].tolist()
     return _Agreed(
-        loss=mean,
+        loss=sums[0] / max(sums[1], 1),
         terms=tuple(terms),
         tokens=sums[1],
         norm=agreed_norm,
@@ -266,18 +273,19 @@ def _require_reducible(loss_scale: float, optimizer: OptimizerConfig, iteration:
 
 
 def _non_finite(
-    loss: float,
+    losses: Mapping[str, float],
     grad_norm: float,
     totals: torch.Tensor,
     optimizer: MegatronOptimizer,
     iteration: int,
     batch: Batch,
 ) -> NonFiniteError:
-    """The error for a loss or a gradient norm that is not finite. It names the ranks that have the value.
+    """The error for one of the `losses` or a gradient norm that is not finite. It names the ranks that have the value.
 
     Every rank must call this.
     """
-    if math.isfinite(loss):
+    wrong = next((name for name, value in losses.items() if not math.isfinite(value)), None)
+    if wrong is None:
         is_finite = all(bool(each.isfinite().all()) for each in gradients.of_the_norm(optimizer))
     else:
         is_finite = bool(totals.isfinite().all())
@@ -286,12 +294,12 @@ def _non_finite(
     torch.distributed.all_reduce(flags)
     affected = [rank for rank, flag in enumerate(flags.tolist()) if flag]
     named = rank_list(affected) if affected else "no single rank (the sum overflows)"
-    if math.isfinite(loss):
+    if wrong is None:
         # The gradients are already summed and sharded over data-parallel ranks, so the rank that has the
         # non-finite value is not necessarily the one that computed it.
-        what, where = f"the gradient norm is {grad_norm}", f"loss {loss}; in the shard of {named}"
+        what, where = f"the gradient norm is {grad_norm}", f"loss {losses['loss']}; in the shard of {named}"
     else:
-        what, where = f"the loss is {loss}", f"on {named}"
+        what, where = f"the {wrong} is {losses[wrong]}", f"on {named}"
     samples = f"samples {batch.first} to {batch.first + batch.size - 1}"
     return NonFiniteError(
         f"{what} at iteration {iteration} ({samples}; {where}); nothing of this step is saved"

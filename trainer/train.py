@@ -165,12 +165,13 @@ class _Attempt:
         def record_start() -> None:
             directories = list(repository.directories(codes.values()))
             code = [_code_entry(each) for each in directories]
-            metrics.start(state.iteration, places, source, code, self.start_up.record(watch))
+            start_up = self.start_up.record(watch)
+            metrics.start(state.iteration, places, source, code, start_up, state.objective)
             _record_start(run, config, directories)
 
         # only now, since everything that can refuse to start has passed
         at_rank_0(record_start, run.root, "written")
-        log.start(state.iteration, config.training.train_iters)
+        log.start(state.iteration, config.training.train_iters, state.objective.names)
         checkpoints = checkpoint.Checkpoints(
             run.checkpoints,
             config,

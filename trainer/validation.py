@@ -26,13 +26,14 @@ def mean_losses(
 ) -> dict[str, float] | None:
     """Mean losses of the tokens of the first eval_iters global batches of the dataset, the same samples each time.
 
-    They are the `loss` and the further losses of `objective`, without those that have no tokens. None if no token
-    counts, because data.eod_mask_loss masks all of them. `config` is that of the split
+    They are the `loss` and the further losses and metrics of `objective`, without those that have no tokens. None if no
+    token counts, because data.eod_mask_loss masks all of them. `config` is that of the split
     (`trainer.contract.validation.config_of_split`). Calls `beat` before each batch.
     """
     size = config.training.global_batch_size
     batches = [Batch(index * size, size) for index in range(config.training.eval_iters)]
     iterators = data_iterators(model, dataset, config, groups, batches)
+    objective.measure(True)
     for chunk in model:
         chunk.eval()
     found = []

@@ -17,12 +17,13 @@ from hpcgen.errors import HpcgenError
 from hpcgen.runs import metrics_line
 from hpcgen.runs.metrics_line import Event, number_or_none
 from hpcgen.text import counted
+from trainer.contract.files.metrics_columns import NUMBERS_OF_STEP
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.wording import ASKED_TO_STOP
 
 Column = NDArray[np.float64]
 
-COLUMNS = metrics_line.NUMBERS_OF_STEP
+COLUMNS = NUMBERS_OF_STEP
 """Numeric fields of a step; NaN if a line has no value. The columns of a run with MTP layers follow."""
 
 

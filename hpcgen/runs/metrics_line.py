@@ -6,36 +6,10 @@ import json
 import math
 from typing import Any
 
-from trainer.contract.files.metrics_times import PAUSES
+from trainer.contract.files.metrics_columns import NUMBERS_OF_STEP
 
 Event = dict[str, Any]
 
-NUMBERS_OF_STEP = (
-    "time",
-    "steps",
-    "loss",
-    "grad_norm",
-    "lr",
-    "loss_scale",
-    "batch_size",
-    "consumed_samples",
-    "consumed_tokens",
-    "step_time_s",
-    "tokens_per_s",
-    "model_tflops_per_device",
-    "mfu",
-    "peak_memory_gib",
-    "data_wait_s",
-    "communication_s",
-    "update_s",
-    "idle_s",
-    "skipped",
-    "moe_max_load",
-    "moe_min_load",
-    "moe_dropped",
-    *PAUSES,
-)
-"""Numeric fields of a step."""
 _INTEGERS = frozenset(("iteration", "rank", "world_size", "train_iters"))
 _NUMBERS = _INTEGERS | {
     *NUMBERS_OF_STEP,

@@ -136,11 +136,75 @@ def mistakes(tmp_path, *overrides: str, **sections) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("key", ["model.layer_spec", "model.model_provider", "optimizer.lr_schedule"])
+@pytest.mark.parametrize(
+    "key", ["model.layer_spec", "model.model_provider", "optimizer.lr_schedule", "training.loss"]
+)
 def test_a_function_that_its_file_does_not_define_is_an_error(tmp_path, key):
     (tmp_path / "mine.py").write_text("import os\nraise SystemExit  # never imported\ndef rates(): pass\n")
     found = mistakes(tmp_path, f"{key}=mine.py:rate")
     assert f"names rate, which {tmp_path}/mine.py does not define; did you mean rates?" in found
+
+
+@pytest.mark.parametrize(
+    ("key", "definition", "problem"),
+    [
+        (
+            "training.loss",
+            "def mine(logits, labels): ...",
+            "takes (logits, labels), but is called with (logits, labels, loss_mask, batch) by name; "
+            "write def mine(logits, labels, loss_mask, batch)",
+        ),
+        (
+            "training.loss",
+            "def mine(outputs, labels, loss_mask=None, batch=None): ...",
+            "takes (outputs, labels, loss_mask=..., batch=...), but is called with",
+        ),
+        (
+            "training.loss",
+            "class mine:\n def __init__(self): ...\n def __call__(self, **rest): ...",
+            "is a class whose __init__ takes (), but is called with (config) by position",
+        ),
+        (
+            "training.loss",
+            "class mine:\n def __init__(self, config): ...\n def __call__(self, x): ...",
+            "is a class whose instances take (x), but is called with (logits, labels, loss_mask, batch) by name",
+        ),
+        ("training.loss", "class mine: ...", "is a class without __call__"),
+        (
+            "training.metrics",
+            "def mine(logits, /, labels, loss_mask, batch): ...",
+            "takes (logits, /, labels,",
+        ),
+        (
+            "optimizer.lr_schedule",
+            "def mine(iteration): ...",
+            "takes (iteration), but is called with (iteration, optimizer) by position; "
+            "write def mine(iteration, optimizer)",
+        ),
+        ("model.layer_spec", "def mine(core): ...", "is called with (core, vp_stage, usual) by position"),
+        ("model.model_provider", "def mine(config): ...", "is called with (config, transformer_layer_spec, "),
+    ],
+)
+def test_a_function_with_other_arguments_is_an_error(tmp_path, key, definition, problem):
+    (tmp_path / "mine.py").write_text(f"raise SystemExit  # never imported\n{definition}\n")
+    path = "[mine.py:mine]" if key == "training.metrics" else "mine.py:mine"
+    assert problem in mistakes(tmp_path, f"{key}={path}")
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "def mine(batch, loss_mask, labels, logits, more=1): ...",
+        "def mine(*, logits, labels, **rest): ...",
+        "class mine:\n def __init__(self, config): ...\n def forward(self, logits, **rest): ...",
+        "from torch.nn import Module\nclass mine(Module):\n def forward(self, logits, **rest): ...",
+        "import functools\n@functools.cache\ndef mine(): ...",
+        "try:\n def mine(): ...\nexcept ImportError:\n def mine(logits): ...",
+    ],
+)
+def test_functions_whose_arguments_fit_or_are_not_known_are_accepted(tmp_path, definition):
+    (tmp_path / "mine.py").write_text(f"{definition}\n")
+    planned(tmp_path, minimal_run(), overrides=["training.loss=mine.py:mine"])
 
 
 def test_functions_defined_in_unusual_ways_are_found(tmp_path):

@@ -8,6 +8,7 @@ from tests.planning.cases import MLA, MTP, PP, RAMPUP, ROPE, SP, TP, VPP, broken
 from trainer.contract.rules import (
     cuda_graphs,
     freezing,
+    losses,
     multi_token,
     parallelism,
     precision,
@@ -245,6 +246,21 @@ REFUSED = {
         {"optimizer__lr_schedule": "cosine_restarts"},
         "optimizer.lr_schedule",
         schedule.schedule_is_an_import_path,
+    ),
+    "a loss that is no import path": (
+        {"training__loss": "focal"},
+        "training.loss",
+        losses.losses_are_import_paths,
+    ),
+    "a metric with the name of a column": (
+        {"training__metrics": ("m.py:accuracy", "m.py:grad_norm")},
+        "training.metrics[1]",
+        losses.metrics_have_columns_of_their_own,
+    ),
+    "two metrics of one name": (
+        {"training__metrics": ("m.py:accuracy", "n.py:accuracy")},
+        "training.metrics[1]",
+        losses.metrics_have_columns_of_their_own,
     ),
     "overlap of TP without GPUs": (
         {"device": "cpu", TP: 2, SP: True, "parallelism__tp_comm_overlap": True},

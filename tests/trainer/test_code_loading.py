@@ -36,16 +36,16 @@ def test_a_module_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "my_package").mkdir()
     write(tmp_path / "my_package/parts.py", "def layers():\n    return 7\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert code_loading.load("my_package.parts:layers", "model.layer_spec")() == 7
+    assert code_loading.load("my_package.parts:layers", "a.key")() == 7
 
 
 def test_a_file_can_import_its_neighbors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "my_constants.py", "NUMBER = 7\n")
     write(tmp_path / "my_layers.py", "import my_constants\n\ndef layers():\n    return my_constants.NUMBER\n")
     monkeypatch.chdir(tmp_path)
-    assert code_loading.load("my_layers.py:layers", "model.layer_spec")() == 7
-    again = code_loading.load(f"{tmp_path}/my_layers.py:layers", "optimizer.lr_schedule")
-    assert again is code_loading.load("my_layers.py:layers", "model.layer_spec")
+    assert code_loading.load("my_layers.py:layers", "a.key")() == 7
+    again = code_loading.load(f"{tmp_path}/my_layers.py:layers", "another.key")
+    assert again is code_loading.load("my_layers.py:layers", "a.key")
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_a_file_can_import_its_neighbors(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_missing_functions_are_errors(path: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=f"^model.layer_spec = {path!r}.*{reason}"):
-        code_loading.load(path, "model.layer_spec")
+    with pytest.raises(ConfigError, match=f"^a.key = {path!r}.*{reason}"):
+        code_loading.load(path, "a.key")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_missing_functions_are_errors(path: str, reason: str) -> None:
 def test_a_file_that_fails_is_named_with_its_line(text: str, reason: str, tmp_path: Path) -> None:
     file = write(tmp_path / "my_broken.py", text)
     with pytest.raises(ConfigError, match=reason):
-        code_loading.load(f"{file}:f", "model.layer_spec")
+        code_loading.load(f"{file}:f", "a.key")
 
 
 def test_a_file_does_not_take_the_name_of_another_module(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_file_does_not_take_the_name_of_another_module(tmp_path: Path) -> None
         with pytest.raises(
             ConfigError, match=f"{name} is not a valid module name, or another module has this name"
         ):
-            code_loading.load(f"{file}:f", "model.layer_spec")
+            code_loading.load(f"{file}:f", "a.key")
 
 
 @dataclass(frozen=True)
@@ -217,13 +217,13 @@ def test_what_runs_is_what_was_hashed(
     helper.write_text("NUMBER = 2\n")  # other ranks may start later
     os.utime(helper, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-    assert code_loading.load(path, "model.layer_spec")() == 1
+    assert code_loading.load(path, "a.key")() == 1
     assert {each: each.read_bytes() for each in directory.rglob("*.pyc")} == caches
     name = helper.relative_to(directory).as_posix()
     assert record["modules"][name] == user_code.sha256(b"NUMBER = 1\n")
     now = CodeRecord.of(user_code.read([path])[path])
-    assert now.change("model.layer_spec", record) == Change(
-        "model.layer_spec",
+    assert now.change("a.key", record) == Change(
+        "a.key",
         f"{helper} (SHA-256 {user_code.sha256(b'NUMBER = 1' + os.linesep.encode())[:12]})",
         f"{helper} (SHA-256 {user_code.sha256(b'NUMBER = 2' + os.linesep.encode())[:12]})",
         is_content=True,
@@ -282,7 +282,7 @@ def test_code_that_nobody_hashed_is_refused(
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         write(tmp_path / name, text)
     with pytest.raises(ConfigError, match=reason):
-        code_loading.load(f"{tmp_path}/u_main.py:number", "model.layer_spec")()
+        code_loading.load(f"{tmp_path}/u_main.py:number", "a.key")()
 
 
 EXECUTIONS = {
@@ -320,12 +320,12 @@ def test_what_is_executed_without_an_import(way: str, harm: Callable[[Path], obj
         b"NUMBER = 1\n"
     )
     code_loading.use(codes)
-    assert code_loading.load(path, "model.layer_spec")() == 1
+    assert code_loading.load(path, "a.key")() == 1
     for name in ("u_main", "u_pkg.helper", "u"):
         sys.modules.pop(name, None)
     harm(helper)
     try:
-        assert code_loading.load(path, "model.layer_spec")() == 1
+        assert code_loading.load(path, "a.key")() == 1
     except ConfigError as error:
         assert "helper.py: what Python would execute is not what the file contained" in str(error)  # noqa: PT017
 
@@ -347,7 +347,7 @@ def test_what_other_software_executes_is_its_own_matter(
         "import os\ndef number():\n    import u_software\n"
         "    return u_software.run(os.path.join(os.path.dirname(__file__), 'cache', 'kernel.py'))\n",
     )
-    assert code_loading.load(f"{main}:number", "model.layer_spec")() == 1
+    assert code_loading.load(f"{main}:number", "a.key")() == 1
 
 
 def test_an_extension_module_is_hashed_before_it_is_loaded(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_an_extension_module_is_hashed_before_it_is_loaded(tmp_path: Path) -> No
     code_loading.use(codes)
     write(extension, "changed")
     with pytest.raises(ConfigError, match=r"u_helper\.so has changed since the run began"):
-        code_loading.load(path, "model.layer_spec")
+        code_loading.load(path, "a.key")
 
 
 def test_installed_packages_do_not_belong_to_the_code(
@@ -380,7 +380,7 @@ def test_installed_packages_do_not_belong_to_the_code(
         write(tmp_path / name / "__init__.py", "import u_library\ndef number(): return 7\n")
     [code] = user_code.read(["u_layers:number"]).values()
     assert set(code.sources) == {"u_layers/__init__.py"}
-    assert code_loading.load("u_layers:number", "model.layer_spec")() == 7
+    assert code_loading.load("u_layers:number", "a.key")() == 7
 
 
 def test_source_code_is_read_again_from_memory(tmp_path: Path) -> None:
@@ -388,6 +388,6 @@ def test_source_code_is_read_again_from_memory(tmp_path: Path) -> None:
     import inspect
 
     main = write(tmp_path / "u_main.py", "def number():\n    return 1\n")
-    number = code_loading.load(f"{main}:number", "model.layer_spec")
+    number = code_loading.load(f"{main}:number", "a.key")
     write(main, "def number():\n    return 2 + 3\n")
     assert inspect.getsource(number) == "def number():\n    return 1\n"

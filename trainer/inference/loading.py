@@ -121,7 +121,7 @@ def _require_trusted(record: Path, paths: Mapping[str, str]) -> None:
 
 def _use_code(found: Checkpoint, config: TrainerConfig) -> None:
     """Let all ranks execute the user's code as rank 0 reads it. Warn if the checkpoint was trained with other code."""
-    paths = imports.named(config)
+    paths = {key: path for key, path in imports.named(config).items() if key.startswith("model.")}
     at_rank_0(lambda: _require_trusted(found.path / COMPLETE, paths), found.path)
     codes = at_rank_0(lambda: code_loading.read(paths.values()), found.path)
     code_loading.use(codes)

@@ -26,7 +26,7 @@ class Column(Protocol):
 
 
 class Progress:
-    """Losses, norms and progress of the run."""
+    """Losses, metrics, norms and progress of the run."""
 
     def __init__(self) -> None:
         self._losses: list[dict[str, float]] = []
@@ -43,11 +43,15 @@ class Progress:
         self._last = result
 
     def values(self) -> dict[str, Any]:
-        """Means over the steps, and the state after the last one."""
+        """Means over the steps that have each number, and the state after the last one."""
         last = self._last
         assert last is not None
+        losses: dict[str, list[float]] = {}
+        for step in self._losses:
+            for name, value in step.items():
+                losses.setdefault(name, []).append(value)
         return {
-            **{name: statistics.fmean(step[name] for step in self._losses) for name in self._losses[0]},
+            **{name: statistics.fmean(values) for name, values in losses.items()},
             "grad_norm": statistics.fmean(self._norms) if self._norms else None,
             "lr": last.lr,
             "loss_scale": last.loss_scale,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from trainer.contract.wording import duration
@@ -26,6 +26,7 @@ class Log:
         self._wants_bar = progress and is_rank_0 and sys.stderr.isatty()
         self._bar: Any = None
         self._total = 0
+        self._further: Sequence[str] = ()
         self._first: tuple[int, float] | None = None
 
     def line(self, text: str) -> None:
@@ -38,9 +39,9 @@ class Log:
             )  # in one piece: srun --label would put the line's end on a line of its own
             sys.stdout.flush()
 
-    def start(self, iteration: int, total: int) -> None:
-        """Start the progress display at `iteration` of `total`."""
-        self._total = total
+    def start(self, iteration: int, total: int, further: Sequence[str] = ()) -> None:
+        """Start the progress display at `iteration` of `total`. Lines also show the numbers `further` if they exist."""
+        self._total, self._further = total, further
         if self._wants_bar:
             from tqdm import tqdm
 
@@ -52,9 +53,7 @@ class Log:
             self._bar.update(iteration - self._bar.n)
             self._bar.set_postfix_str(f"loss {values['loss']:.4f}, {values['tokens_per_s']:,.0f} tokens/s")
             return
-        mtp = "".join(
-            f", {name} {value:.4f}" for name, value in values.items() if re.fullmatch(r"mtp_\d+_loss", name)
-        )
+        further = "".join(f", {name} {values[name]:.4f}" for name in self._further if name in values)
         norm = "overflow" if values["grad_norm"] is None else f"{values['grad_norm']:.4f}"
         mfu = f", MFU {values['mfu']:.1%}" if "mfu" in values else ""
         load = (
@@ -65,7 +64,7 @@ class Log:
         if "moe_dropped" in values:
             load += f", {values['moe_dropped']:.1%} dropped"
         self.line(
-            f"iteration {iteration}/{self._total}: loss {values['loss']:.6f}{mtp}, "
+            f"iteration {iteration}/{self._total}: loss {values['loss']:.6f}{further}, "
             f"grad norm {norm}, lr {values['lr']:.3e}, {values['step_time_s']:.3f} s, "
             f"{values['tokens_per_s']:,.0f} tokens/s, "
             f"{values['model_tflops_per_device']:.4g} TFLOP/s per device{mfu}{load}, "

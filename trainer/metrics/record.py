@@ -39,6 +39,7 @@ from trainer.step import StepResult
 if TYPE_CHECKING:
     from trainer.checkpoint.finding import Source
     from trainer.checkpoint.saving import SaveEvent
+    from trainer.loss import Objective
 
 GIB = 2**30
 
@@ -89,6 +90,7 @@ class Metrics:
         source: Source | None,
         code: list[dict[str, Any]],
         start_up: dict[str, Any],
+        objective: Objective,
     ) -> None:
         """Record configuration, hosts, checkpoint and code of this attempt, and log the basis of its FLOP numbers.
 
@@ -124,6 +126,8 @@ class Metrics:
                 "changed": [[c.name, c.before, c.after] for c in source.changes] if source else [],
                 "passed_over": list(source.passed_over) if source else [],
                 "lost": self._lost,
+                "losses": list(objective.losses),
+                "metrics": list(objective.metrics),
                 **start_up,
             },
         )

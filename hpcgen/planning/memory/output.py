@@ -22,6 +22,8 @@ def loss_bytes(setup: Setup) -> int:
     of_weight = setup.value_bytes * table_parameter_count(setup)
     gradients = setup.hidden_bytes * tokens + of_weight
     added = max(more * logits, (setup.value_bytes - kept) * logits + gradients)
+    if setup.training.metrics and setup.training.loss is None:
+        added = max(added, (_bytes_for_metrics(setup) - kept) * logits)
     of_output = 2 * setup.sharded_hidden_bytes * tokens + kept * logits
     last = max(of_output, of_weight) if outputs > 1 else of_output
     return int((outputs - 1) * of_output + last + added)
@@ -43,6 +45,16 @@ def recomputes_mtp(setup: Setup) -> bool:
     return setup.recomputes_layers and setup.training.recompute_method == "uniform"
 
 
+def _bytes_for_metrics(setup: Setup) -> int:
+    """Bytes per logit of a rank while metrics of the user are computed, which precedes the cross entropy.
+
+    The complete logits are gathered, put into order and converted to fp32.
+    """
+    ranks = setup.layout.tensor_model_parallel_size
+    gathered = 2 * setup.value_bytes * ranks if ranks > 1 else 0
+    return setup.value_bytes + gathered + 4 * ranks
+
+
 def _bytes_per_logit(setup: Setup) -> tuple[int, int]:
     """Bytes that the cross entropy keeps for each logit, and those that its backward pass adds.
 
@@ -50,7 +62,12 @@ def _bytes_per_logit(setup: Setup) -> tuple[int, int]:
     - Megatron-Core's keeps the softmax in fp32. The fused one copies it before it rounds the gradient to bf16, because
       torch.compile does not add to the softmax in place (megatron/core/fusions/fused_cross_entropy.py).
     - In fp16 and fp32, Megatron-Core's is not fused. In fp32, it replaces the logits.
+    - A loss of the user gets complete logits in fp32. Most keep as much for the backward pass, such as a softmax, and
+      add their gradients, in fp32 and rounded (trainer/model/user_losses.py). What others need is not known.
     """
+    if setup.training.loss is not None:
+        ranks = setup.layout.tensor_model_parallel_size
+        return setup.value_bytes + 8 * ranks, setup.value_bytes + 4 * ranks
     if setup.training.precision == "fp32":
         return 4, 0
     kept, added = {"te": (2, 0), "fused": (4, 6), "unfused": (4, 2)}[setup.cross_entropy]

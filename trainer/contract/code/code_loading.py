@@ -14,6 +14,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import inspect
 import io
 import linecache
 import os
@@ -25,7 +26,7 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
-from trainer.contract.code import user_code
+from trainer.contract.code import signatures, user_code
 from trainer.contract.code.imports import IMPORT_PATH
 from trainer.contract.code.user_code import UserCode
 from trainer.contract.config import ConfigError
@@ -58,7 +59,8 @@ def load(path: str, what: str) -> Callable[..., Any]:
     """Load the function at an import path. `what` is the key of the configuration that names it.
 
     Raises:
-        ConfigError: the import path is invalid, the module or file is missing or fails, or lacks the function.
+        ConfigError: the import path is invalid, the module or file is missing or fails, or lacks the function, or the
+            function does not take the arguments with which the trainer calls it.
     """
     match = IMPORT_PATH.fullmatch(path)
     where = f"{what} = {path!r}"
@@ -69,12 +71,35 @@ def load(path: str, what: str) -> Callable[..., Any]:
     module = _run_file(Path(source), where) if source.endswith(".py") else _import(source, where)
     function = getattr(module, name, None)
     if callable(function):
+        if wrong := _wrong_signature(function, what):
+            raise ConfigError(f"{name} {wrong}", where=where)
         return function  # type: ignore[no-any-return]
     if function is not None:
         raise ConfigError(f"{name} is a {type(function).__name__}, not a function", where=where)
     defined = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     known = did_you_mean(name, defined) or f"it defines {', '.join(sorted(defined)) or 'none'}"
     raise ConfigError(f"{module.__file__} has no function {name}; {known}", where=where)
+
+
+def _wrong_signature(function: Callable[..., Any], what: str) -> str:
+    """Why the trainer could not call a function or a class. Empty if it can, or if Python does not know."""
+    if not inspect.isclass(function):
+        signature = _signature(function)
+        return "" if signature is None else signatures.function_problem(what, signature)
+    method = _method(function, "forward") or _method(function, "__call__")  # torch calls forward
+    called = None if method is None else _signature(functools.partial(method, None))
+    return signatures.class_problem(what, _signature(function), called, is_called=method is not None)
+
+
+def _method(cls: type, name: str) -> Callable[..., Any] | None:
+    """A method of a class or its bases. All classes have a __call__ of their own, which makes instances."""
+    return next((vars(base)[name] for base in cls.__mro__ if callable(vars(base).get(name))), None)
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    with contextlib.suppress(ValueError, TypeError):
+        return inspect.signature(function)
+    return None
 
 
 class _Finder(MetaPathFinder):

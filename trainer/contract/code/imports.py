@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trainer.contract.config import OptimizerConfig, PathKind, paths_in
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
     from megatron.core.models.gpt import GPTModel
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from trainer.contract.config import TrainerConfig
+    from trainer.data.loader import MicroBatch
 
 IMPORT_PATH = re.compile(r"(?P<source>[^:\n]+\.py|[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
 
@@ -56,6 +62,46 @@ class Rate(Protocol):
 
     def __call__(self, iteration: int, optimizer: OptimizerConfig) -> float:
         """Return the learning rate of the step that follows `iteration` steps of the run. `optimizer` is resolved."""
+
+
+class TokenLoss(Protocol):
+    """Signature of `training.loss`, and of the instances of a class that it names (`LossClass`).
+
+    b is the microbatch, s the tokens of the samples on this context-parallel rank, and v is model.padded_vocab_size.
+    With an attribute `vocab_parallel = True`, v is this rank's part of the vocabulary (`trainer.model.vocab_parallel`).
+    """
+
+    def __call__(
+        self, *, logits: torch.Tensor, labels: torch.Tensor, loss_mask: torch.Tensor, batch: MicroBatch
+    ) -> torch.Tensor | tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        """Return the losses of all tokens [b, s], and optionally parts of them to log, each [b, s].
+
+        `logits` is [b, s, v] in fp32, `labels` is [b, s], and `loss_mask` [b, s] is 1 where the loss counts. A step
+        minimizes the sum of the losses that count, divided by their number in the global batch. The names of the parts
+        are those of an attribute `terms`, a tuple.
+        """
+
+
+class LossClass(Protocol):
+    """Signature of a class that `training.loss` names. Ranks that compute the loss make one instance at the start."""
+
+    def __call__(self, config: TrainerConfig) -> TokenLoss:
+        """Return the loss. `config` is resolved."""
+
+
+class Metric(Protocol):
+    """Signature of the functions in `training.metrics`. The name of a function is the name of its column.
+
+    They get what `TokenLoss` gets, without gradients, and can have the attribute `vocab_parallel` too.
+    """
+
+    def __call__(
+        self, *, logits: torch.Tensor, labels: torch.Tensor, loss_mask: torch.Tensor, batch: MicroBatch
+    ) -> tuple[torch.Tensor | float, torch.Tensor | float]:
+        """Return a sum over the tokens or samples of the microbatch, and their number, as scalars.
+
+        The metric is the sum over all ranks and microbatches, divided by the number.
+        """
 
 
 def file_of(path: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from trainer.contract.config.path import FunctionPath
 from trainer.contract.config.resume import Free, Grouped
 from trainer.contract.config.values import Count, NonNegative, NonNegativeFloat, PositiveFloat
 from trainer.contract.record import config_section
@@ -49,6 +50,12 @@ class TrainingConfig:
     cross_entropy_fusion_impl: Literal["te", "native"] | None = None
     """Cross entropy: Transformer Engine's (te), or Megatron-Core's (native), which is fused in bf16 only, because it
     rounds gradients to bf16. Default: te for bf16, otherwise native."""
+    loss: FunctionPath | None = None
+    """Loss of your own, as package.module:function or file.py:function: it gets the logits and returns the loss of each
+    token, which a step minimizes in place of the cross entropy. It is logged as objective."""
+    metrics: Free[tuple[FunctionPath, ...]] = ()
+    """Metrics of your own, as import paths of functions. Each gets the logits and returns a sum and a number. The name
+    of the function is that of the column. They are computed in evaluations, and in each step of log_interval."""
     z_loss_coeff: NonNegativeFloat | None = None
     """Weight of the z-loss: the squared logarithm of the sum of exponentials of the logits, a mean over tokens. It is
     added to the gradients and logged as output_z_loss. PaLM uses 1e-4. null: none."""
