@@ -32,6 +32,7 @@ from hpcgen.config.validation import build
 from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path, token_dtype
 from hpcgen.data.sample import write_sample
 from hpcgen.resources import shipped as shipped_folder
+from tests.data.chat_corpora import chat, write_chats, write_tokenizer
 from tests.recorded_run import write_recorded_runs
 from tests.rendering.golden import GOLDEN, OTHER_SITES
 from tests.slurm.cluster import SlurmCluster, missing_slurm
@@ -164,6 +165,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, stand_in: str) -> Path:
     (folder / "tiny-cluster.yaml").write_text(f"extends: local\npython: {stand_in}\nstartup_time_s: 1\n")
     (folder / "run.yaml").write_text(RUN)
     write_pairs(folder / "pairs", "web", "code", "math")
+    write_tokenizer(folder / "model")
+    turns = ("How many legs has a spider?", "Eight.", "And an ant?", "Six.")
+    write_chats(folder / "chats" / "part-0.jsonl", [chat(*turns, system="Answer briefly.")] * 300)
     (folder / "run").mkdir()
     (folder / "examples").mkdir()
     for example in ROOT.glob("examples/custom_*.py"):

@@ -6,6 +6,7 @@ tokens/.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import re
 from collections.abc import Iterator
@@ -42,6 +43,8 @@ UrlTemplate = Annotated[
         "a URL (https, http, s3, gs, az or file) with {index} or {index:05d} where the number of the file goes",
     ),
 ]
+TemplateName = Annotated[str, Text(r"[A-Za-z0-9][\w.-]{0,95}", "the name of a chat template")]
+Date = Annotated[str, Text(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", "a date, as YYYY-MM-DD")]
 Pattern = Annotated[
     str, Text(r"(?!/)(?!.*(^|/)\.\.(/|$)).{1,500}", "a pattern of names such as train/*.jsonl.zst")
 ]
@@ -104,6 +107,20 @@ class SplitPatterns:
 
 
 @config_section
+class ChatConfig:
+    """How chats become text. A document has `messages`, or `prompt` and `completion`, and may have `tools`."""
+
+    chat_template_file: FilePath | None = None
+    """Path of a chat template (Jinja). Default: the tokenizer's own, in chat_template.jinja or tokenizer_config.json
+    next to data.tokenizer.tokenizer_file."""
+    chat_template: TemplateName | None = None
+    """Name of the chat template to use if the tokenizer has several."""
+    date: Date | None = None
+    """Date (YYYY-MM-DD) for chat templates that write today's date (strftime_now). Such templates require it, because
+    the pairs would otherwise depend on the day."""
+
+
+@config_section
 class CorpusConfig:
     """A corpus and its conversion to .bin/.idx pairs."""
 
@@ -126,6 +143,9 @@ class CorpusConfig:
     """Number of .bin/.idx pairs for the validation files, and the same number for the test files."""
     json_key: str = "text"
     """Key of the text in each JSON object, or name of the column with the text in Parquet files."""
+    chat: ChatConfig | None = None
+    """The documents are chats (`chat: {}` for the tokenizer's own chat template). Their pairs get a loss mask, so that
+    only the assistant's answers are learned."""
     drop_empty: bool = False
     """Drop documents without text. Default: keep them, as Megatron-LM does."""
     bad_documents: Literal["fail", "skip"] = "fail"
@@ -221,7 +241,9 @@ def blend(corpus: CorpusConfig) -> dict[str, tuple[Dataset, ...]]:
     }
 
 
-def problems(corpus: CorpusConfig, path: str = "data.corpus") -> Iterator[Problem]:
+def problems(
+    corpus: CorpusConfig, tokenizer: TokenizerConfig, path: str = "data.corpus"
+) -> Iterator[Problem]:
     """Yields the problems of a corpus at `path` in the run file that types cannot express. Reads no files."""
     kinds = ("huggingface", "url", "directory", "manifest")
     given = [kind for kind in kinds if getattr(corpus.source, kind) is not None]
@@ -242,10 +264,38 @@ def problems(corpus: CorpusConfig, path: str = "data.corpus") -> Iterator[Proble
         yield Problem(
             f"{path}.sample_fraction", "selects no files", "use a fraction above 0, or null for all"
         )
+    if corpus.chat is not None:
+        yield from _chat_problems(corpus, corpus.chat, tokenizer, path)
     if has_own_splits(corpus) and not corpus.splits.train:
         yield Problem(
             f"{path}.splits.train", "is empty, but valid or test is not", "set it to the training files"
         )
+
+
+def _chat_problems(
+    corpus: CorpusConfig, chat: ChatConfig, tokenizer: TokenizerConfig, path: str
+) -> Iterator[Problem]:
+    if tokenizer.kind != "huggingface":
+        reason = f"needs a tokenizer with tokens that end a turn, but data.tokenizer.kind = {tokenizer.kind}"
+        hint = "set data.tokenizer to the tokenizer.json of the model that you fine-tune"
+        yield Problem(f"{path}.chat", reason, hint, about=("data.tokenizer.kind",))
+    for key in ("json_key", "drop_empty"):
+        if getattr(corpus, key) != getattr(CorpusConfig, key):
+            hint = "remove it; chats are read from the keys messages, or prompt and completion"
+            yield Problem(f"{path}.{key}", f"has no effect with {path}.chat", hint)
+    if chat.date is not None and not _is_date(chat.date):
+        yield Problem(f"{path}.chat.date", "is not in the calendar", "use an existing date, as YYYY-MM-DD")
+    if chat.chat_template is not None and chat.chat_template_file is not None:
+        reason = "has no effect with chat_template_file, which is a single template"
+        yield Problem(f"{path}.chat.chat_template", reason, "keep one of them")
+
+
+def _is_date(text: str) -> bool:
+    try:
+        datetime.date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _url_problems(url: UrlSource, token_variable: str | None, path: str) -> Iterator[Problem]:

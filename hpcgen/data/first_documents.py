@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from hpcgen.config.corpus import WHOLE, CorpusJob, num_outputs
 from hpcgen.data.assignment import Share, assign
 from hpcgen.data.hashed_files import CheckedFile
-from hpcgen.data.jsonl import Block, Texts, text_reader
+from hpcgen.data.jsonl import Texts
 from hpcgen.data.listed_files import ManifestFile
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.stages.download import source_input
 from hpcgen.data.suffixes import PARQUET
-from hpcgen.data.tokenize import documents
+from hpcgen.data.tokenize import document_reader, documents
 from hpcgen.data.unit_checker import UnitChecker
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.text import counted, few
@@ -131,10 +131,6 @@ def _texts(file: ManifestFile, job: CorpusJob) -> Iterator[Texts]:
         item.path.suffix == PARQUET and importlib.util.find_spec("pyarrow") is None
     ):
         return
-    read = text_reader(job.corpus.json_key)
+    read = document_reader(job.corpus, job.tokenizer)
     with CheckedFile(item) as source:
-        for block in documents(item, source, job.corpus.json_key):
-            texts = read(block) if isinstance(block, Block) else block.read()
-            if texts.rejects and job.corpus.bad_documents == "fail":
-                raise HpcgenError(str(texts.rejects[0]), "correct it, or set bad_documents: skip")
-            yield texts
+        yield from map(read, documents(item, source, job.corpus))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +14,12 @@ import tokenizers
 from numpy.typing import NDArray
 
 from hpcgen.config.tokenizer import TokenizerConfig, eod_id, problems, tokens
+from hpcgen.data.loss_masks import open_mask
 from hpcgen.data.pair import Pair, open_pair
 from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.files import private_file, publish, require_directory
 from hpcgen.text import counted
+from trainer.contract.files import loss_mask
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
@@ -48,6 +52,10 @@ class Inspection:
     longest: int
     longest_document: int
     percentiles: dict[int, int]
+    learned: int | None
+    """Number of tokens that are learned; None if the documents are not chats."""
+    answers: int | None
+    """Number of answers of the assistant in all chats."""
     histogram: tuple[Bin, ...]
     """Bins from the shortest to the longest length; each is twice as wide as the previous one."""
 
@@ -62,8 +70,30 @@ class Document:
     """Decoded text with special tokens spelled out; None if the tokenizer is unknown."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Consecutive tokens of a chat that are all learned, or all not."""
+
+    learned: bool
+    ids: list[int]
+    text: str | None
+    """Decoded text with special tokens spelled out; None if the tokenizer is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectedChat:
+    """One chat of a pair, in pieces."""
+
+    number: int
+    tokens: int
+    learned: int
+    """Number of tokens that are learned."""
+    answers: int
+    pieces: tuple[Piece, ...]
+
+
 def inspect_pair(prefix: Path) -> tuple[Inspection, Pair]:
-    """Reads the index of the pair at `prefix`, but not its ids.
+    """Reads the index of the pair at `prefix` and its loss mask, but not its ids.
 
     Raises:
         HpcgenError: a file is missing, or the index is damaged.
@@ -74,6 +104,7 @@ def inspect_pair(prefix: Path) -> tuple[Inspection, Pair]:
     lengths = pair.document_lengths()
     filled = lengths[lengths > 0]
     ordered = np.sort(filled)
+    mask = open_mask(prefix, int(lengths.sum()))
     inspection = Inspection(
         prefix=str(prefix),
         dtype=pair.dtype.name,
@@ -87,6 +118,8 @@ def inspect_pair(prefix: Path) -> tuple[Inspection, Pair]:
         longest=int(ordered[-1]) if len(ordered) else 0,
         longest_document=int(lengths.argmax()) if len(ordered) else 0,
         percentiles={percent: _percentile(ordered, percent) for percent in PERCENTILES},
+        learned=None if mask is None else int(np.count_nonzero(mask)),
+        answers=None if mask is None else _num_answers(mask, np.cumsum(filled)[:-1]),
         histogram=tuple(_histogram(ordered)),
     )
     return inspection, pair
@@ -98,14 +131,59 @@ def read_document(pair: Pair, number: int, tokenizer: TokenizerConfig | None) ->
     Raises:
         HpcgenError: there is no such document, or it was encoded with another tokenizer.
     """
+    number = _from_start(number, pair)
+    ids = pair.document(number).tolist()
+    text = decode(ids, tokenizer) if tokenizer is not None else None
+    return Document(number=number, ids=ids, text=text)
+
+
+def read_inspected_chat(pair: Pair, number: int, tokenizer: TokenizerConfig | None) -> InspectedChat:
+    """Reads chat `number` of a pair with its loss mask. A negative number counts from the end.
+
+    Raises:
+        HpcgenError: the pair has no loss mask or no such chat, or it was encoded with another tokenizer.
+    """
+    lengths = pair.document_lengths()
+    mask = open_mask(pair.prefix, int(lengths.sum()))
+    if mask is None:
+        reason = (
+            f"{pair.prefix}: the documents are not chats; {loss_mask.mask_path(pair.prefix)} does not exist"
+        )
+        raise HpcgenError(reason, "use --document")
+    number = _from_start(number, pair)
+    begin = int(lengths[:number].sum())
+    ids = pair.document(number)
+    of_chat = mask[begin : begin + len(ids)]
+    decoded = decoder(tokenizer) if tokenizer is not None else lambda ids: None
+    borders = [0, *(np.flatnonzero(np.diff(of_chat)) + 1).tolist(), len(ids)]
+    pieces = tuple(
+        Piece(learned=bool(of_chat[first]), ids=(own := ids[first:end].tolist()), text=decoded(own))
+        for first, end in itertools.pairwise(borders)
+        if first < end
+    )
+    return InspectedChat(
+        number=number,
+        tokens=len(ids),
+        learned=int(np.count_nonzero(of_chat)),
+        answers=sum(piece.learned for piece in pieces),
+        pieces=pieces,
+    )
+
+
+def _from_start(number: int, pair: Pair) -> int:
+    """The number of a document, counted from the start."""
     count = pair.num_documents
     if not -count <= number < count:
         hint = f"use 0 to {count - 1}, or -{count} to -1 from the end" if count else "the pair is empty"
         raise HpcgenError(f"{pair.prefix}: there is no document {number}", hint)
-    number %= count
-    ids = pair.document(number).tolist()
-    text = decode(ids, tokenizer) if tokenizer is not None else None
-    return Document(number=number, ids=ids, text=text)
+    return number % count
+
+
+def _num_answers(mask: NDArray[np.uint8], borders: NDArray[np.int64]) -> int:
+    """Number of runs of learned tokens. An answer ends at each of `borders`, where the next chat begins."""
+    begins = np.count_nonzero((mask[1:] == 1) & (mask[:-1] == 0)) + np.count_nonzero(mask[:1])
+    joined = np.count_nonzero((mask[borders] == 1) & (mask[borders - 1] == 1)) if len(borders) else 0
+    return int(begins + joined)
 
 
 def decode(ids: Sequence[int], config: TokenizerConfig) -> str:
@@ -114,13 +192,26 @@ def decode(ids: Sequence[int], config: TokenizerConfig) -> str:
     Raises:
         HpcgenError: a file of the tokenizer is missing or invalid, or an id is not in its vocabulary.
     """
+    return decoder(config)(ids)
+
+
+def decoder(config: TokenizerConfig) -> Callable[[Sequence[int]], str]:
+    """Returns the function `decode` for a tokenizer that is loaded once.
+
+    Raises:
+        HpcgenError: a file of the tokenizer is missing or invalid.
+    """
     for problem in problems(config, "tokenizer"):
         raise HpcgenError(f"{problem.path} {problem.reason}", problem.hint)
     if config.kind == "bytes":
-        return _decode_bytes(ids, eod_id(config))
+        return functools.partial(_decode_bytes, eod=eod_id(config))
     tokenizer, size = gpt2_decoder(config) if config.kind == "gpt2" else _huggingface(config)
-    _require_known(ids, size)
-    return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def decoded(ids: Sequence[int]) -> str:
+        _require_known(ids, size)
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    return decoded
 
 
 def draw_png(inspection: Inspection, path: Path) -> None:

@@ -93,6 +93,8 @@ class Texts:
     lines: NDArray[np.int64]
     """Line number of each text, counted from 0."""
     rejects: list[Reject]
+    answers: list[list[tuple[int, int]]] | None = None
+    """Begin and end of the assistant's answers in each text, in characters. None if the texts are not chats."""
 
 
 def read_blocks(path: Path, content: Iterable[bytes]) -> Iterator[Block]:
@@ -265,12 +267,26 @@ def _good_texts(block: Block, decode: Callable[[bytes], Any], json_key: str) -> 
         try:
             texts.append(_text(line, decode, json_key))
             numbers.append(number)
-        except _UnreadableError as error:
+        except UnreadableError as error:
             rejects.append(Reject(block.path, number, error.kind, error.reason, line))
     return Texts(texts, np.asarray(numbers, np.int64), rejects)
 
 
-class _UnreadableError(Exception):
+def read_object(line: bytes) -> dict[str, Any]:
+    """The JSON object in a line, read as by json.loads, but without unpaired surrogates.
+
+    Raises:
+        UnreadableError: the line has none.
+    """
+    try:
+        document = msgspec.json.decode(line)
+    except (ValueError, RecursionError):
+        document = _object_by_python(line, _as_utf8(line))
+        _require_characters(json.dumps(document, ensure_ascii=False), "the object")
+    return _require_object(document)
+
+
+class UnreadableError(Exception):
     """A line has no readable text. See `Reject`."""
 
     def __init__(self, kind: str, reason: str) -> None:
@@ -283,15 +299,9 @@ def _text(line: bytes, decode: Callable[[bytes], Any], json_key: str) -> str:
     """The text of a line.
 
     Raises:
-        _UnreadableError: the line has none.
+        UnreadableError: the line has none.
     """
-    try:
-        whole = str(line, "utf-8")  # msgspec does not check the UTF-8 of strings that it skips
-    except UnicodeDecodeError as error:
-        if reason := _foreign(line):
-            raise _UnreadableError(NOT_JSON, reason) from error
-        reason = f"byte {error.start + 1} of the line (0x{line[error.start]:02x}) is not UTF-8"
-        raise _UnreadableError(NOT_UTF8, reason) from error
+    whole = _as_utf8(line)  # msgspec does not check the UTF-8 of strings that it skips
     try:
         text: str = decode(line).text
         return text
@@ -299,39 +309,69 @@ def _text(line: bytes, decode: Callable[[bytes], Any], json_key: str) -> str:
         return _text_by_python(line, whole, json_key)
 
 
-def _text_by_python(line: bytes, whole: str, json_key: str) -> str:
-    """The text of a line that msgspec refuses, read as by Megatron-LM, with json.loads.
+def _as_utf8(line: bytes) -> str:
+    try:
+        return str(line, "utf-8")
+    except UnicodeDecodeError as error:
+        if reason := _foreign(line):
+            raise UnreadableError(NOT_JSON, reason) from error
+        reason = f"byte {error.start + 1} of the line (0x{line[error.start]:02x}) is not UTF-8"
+        raise UnreadableError(NOT_UTF8, reason) from error
+
+
+def _object_by_python(line: bytes, whole: str) -> dict[str, Any]:
+    """The object in a line that msgspec refuses, read as by Megatron-LM, with json.loads.
 
     Raises:
-        _UnreadableError: the line has no readable text.
+        UnreadableError: the line has none.
     """
     try:
         document: Any = json.loads(whole, parse_int=_integer)
     except (ValueError, RecursionError) as fault:
         if not line.strip():
-            raise _UnreadableError("empty line", "the line is empty") from fault
-        raise _UnreadableError(NOT_JSON, _foreign(line) or f"not valid JSON: {fault}") from fault
+            raise UnreadableError("empty line", "the line is empty") from fault
+        raise UnreadableError(NOT_JSON, _foreign(line) or f"not valid JSON: {fault}") from fault
+    return _require_object(document)
+
+
+def _require_object(document: Any) -> dict[str, Any]:
     if not isinstance(document, dict):
-        raise _UnreadableError("not a JSON object", f"expected a JSON object, got {_shown(document)}")
+        raise UnreadableError("not a JSON object", f"expected a JSON object, got {_shown(document)}")
+    return document
+
+
+def _text_by_python(line: bytes, whole: str, json_key: str) -> str:
+    """The text of a line that msgspec refuses.
+
+    Raises:
+        UnreadableError: the line has no readable text.
+    """
+    document = _object_by_python(line, whole)
     if json_key not in document:
-        raise _UnreadableError(f"missing key {json_key!r}", _missing_key(document, json_key))
+        raise UnreadableError(f"missing key {json_key!r}", _missing_key(document, json_key))
     text = document[json_key]
     if not isinstance(text, str):
-        raise _UnreadableError(
+        raise UnreadableError(
             f"{json_key!r} is not a string", f"{json_key!r} must be a string, got {_shown(text)}"
         )
+    _require_characters(text, repr(json_key))
+    return text
+
+
+def _require_characters(text: str, name: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as fault:
         character = f"\\u{ord(text[fault.start]):04x}"
-        reason = f"{json_key!r} contains {character}, an unpaired surrogate, which is not a character"
-        raise _UnreadableError("unpaired surrogate in the text", reason) from fault
-    return text
+        reason = f"{name} contains {character}, an unpaired surrogate, which is not a character"
+        raise UnreadableError("unpaired surrogate in the text", reason) from fault
 
 
 def _missing_key(document: dict[str, Any], json_key: str) -> str:
     keys = few([repr(key[:60]) for key in document], 8) or "none"
     reason = f"missing key {json_key!r} (the keys are {keys})"
+    if isinstance(document.get("messages"), list):
+        return f"{reason}; for a corpus of chats, set data.corpus.chat: {{}} (--chat)"
     outer = json_key.partition(".")[0]
     if outer != json_key and isinstance(document.get(outer), dict):
         return (

@@ -41,7 +41,7 @@ def stale_pairs(job: CorpusJob, manifest: Manifest | None, records: Mapping[Path
     def reason(item: tuple[Path, Record]) -> str:
         prefix, record = item
         if record.stage not in names or not checker.has_settings(record):
-            what = "tokenizer, json_key, drop_empty or bad_documents"
+            what = "tokenizer, json_key, chat, drop_empty or bad_documents"
             return f"stale: it was made with other settings than those of the run file ({what})"
         unit = wanted.get((record.stage, prefix.absolute()))
         if manifest is not None and (unit is None or not checker.is_current(unit, record)):

@@ -21,6 +21,7 @@ from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.files import private_file, publish, sync
 from hpcgen.text import counted, harmless
+from trainer.contract.files import loss_mask
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.system_calls import sync_path
 
@@ -92,6 +93,8 @@ class Counts:
     """End-of-document ids that the text itself spells out."""
     verified: int = 0
     """Number of documents whose ids were compared with the ids from the library `tokenizers`."""
+    learned: int = 0
+    """Tokens of chats that are learned."""
     text_bytes: int = 0
     """Uncompressed size of the JSON Lines."""
 
@@ -111,6 +114,11 @@ class Counts:
     def balanced(self) -> bool:
         """True if every document is accounted for."""
         return self.documents_in == self.documents_out + self.skipped + self.rejected
+
+    @property
+    def learned_text(self) -> str:
+        """The share of learned tokens in words; empty if the documents are not chats."""
+        return f"{self.learned:,} tokens ({self.learned / self.tokens:.1%})" if self.learned else ""
 
     @property
     def warnings(self) -> list[str]:
@@ -173,6 +181,11 @@ class Record:
     """Number of rejected lines of each kind. Version 0.2.0 did not record it."""
     tokenizer: TokenizerIdentity | None = None
     """The tokenizer of a pair; its hash is also part of `configuration`. Version 0.2.0 did not record it."""
+
+    @property
+    def has_masks(self) -> bool:
+        """True if the outputs are pairs of chats, which have loss masks."""
+        return any(output.name.endswith(loss_mask.SUFFIX) for output in self.outputs)
 
     def same_work(self, other: Record) -> bool:
         """Returns whether both records agree on everything except modification times, duration and `tokenizer`."""

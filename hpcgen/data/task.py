@@ -98,6 +98,8 @@ class TaskReport:
             lines.append(f"rejects    {f'{kinds}; see ' if kinds else ''}{few(side_files, 1)}")
         if counts.tokens:
             lines.append(f"tokens     {counts.tokens:,} in {counted(counts.sequences, 'sequence')}")
+        if counts.learned:
+            lines.append(f"learned    {counts.learned_text}")
         lines += [f"warning    {warning}" for warning in counts.warnings]
         if counts.eod_in_text:
             lines.append(

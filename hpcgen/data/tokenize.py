@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
 
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from hpcgen.config.corpus import CorpusConfig
 from hpcgen.config.tokenizer import TokenizerConfig
+from hpcgen.data.chats import chat_reader, learned_tokens, merged_reject
 from hpcgen.data.compression import content
 from hpcgen.data.hashed_files import CheckedFile, HashedFile
 from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path, token_dtype
-from hpcgen.data.jsonl import Block, Reject, read_blocks, text_reader
+from hpcgen.data.jsonl import Block, Reject, Texts, read_blocks, text_reader
 from hpcgen.data.progress import Step
 from hpcgen.data.record import (
     SIDE_FILE,
@@ -40,6 +41,8 @@ from hpcgen.data.unit import Input, Unit
 from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.files import private_file
 from hpcgen.text import counted
+from trainer.chats.chat import MESSAGES
+from trainer.contract.files.loss_mask import mask_path
 
 if TYPE_CHECKING:
     from hpcgen.data.parquet import Rows
@@ -58,6 +61,8 @@ More would wait for the thread that reads, hashes and writes, and each holds the
 _LONGEST_VERIFIED = 1024 * 1024
 """Maximum characters of a document in the sample that is verified: the library tokenizers needs up to 190 bytes for
 each byte of a text."""
+_CHATS_OF_ONE_MASK = 100
+"""Chats of a block from which on a loss mask of all 0 or all 1 is a mistake of the template."""
 _EARLY_STOP_REJECTS = 10_000
 _EARLY_STOP_FACTOR = 10
 """A unit stops early after this many bad documents if their share exceeds this multiple of max_bad_fraction."""
@@ -82,9 +87,12 @@ def make_pairs(unit: Unit, corpus: CorpusConfig, tokenizer: Tokenizer, context: 
     inputs: list[FileIdentity] = []
     with ExitStack() as stack:
         dtype = token_dtype(tokenizer.vocab_size)
-        outputs = [_Output(stack, directory, name, dtype, len(unit.outputs)) for name in unit.outputs]
+        outputs = [
+            _Output(stack, directory, name, dtype, len(unit.outputs), has_mask=unit.has_masks)
+            for name in unit.outputs
+        ]
         encode = _encoder(tokenizer, corpus, len(outputs))
-        blocks = _blocks(unit, inputs, corpus.json_key, context)
+        blocks = _blocks(unit, inputs, corpus, context)
         for part in _in_order(stack, encode, blocks, context.num_cores):
             counts.add(part)
             _write(part, outputs)
@@ -114,6 +122,8 @@ def _write(part: _Encoded, outputs: Sequence[_Output]) -> None:
         lengths = part.lengths[begin:end]
         size = int(lengths.sum())
         output.writer.add_documents(part.tokens[token : token + size], lengths)
+        if output.mask is not None and part.mask is not None:
+            output.mask.write(part.mask[token : token + size].data)
         begin, token = end, token + size
 
 
@@ -123,6 +133,8 @@ class _Encoded:
 
     tokens: NDArray[Any]
     """[sum(lengths)] end to end, including end-of-document tokens."""
+    mask: NDArray[np.uint8] | None
+    """[sum(lengths)] loss mask; None if the documents are not chats."""
     lengths: NDArray[np.int64]
     """[documents]"""
     ends: list[int]
@@ -134,49 +146,82 @@ class _Encoded:
 
 def _encoder(tokenizer: Tokenizer, corpus: CorpusConfig, num_outputs: int) -> Callable[[Documents], _Encoded]:
     """Returns a thread-safe function that parses and encodes a block."""
-    read_texts = text_reader(corpus.json_key)
+    read = document_reader(corpus, tokenizer.config)
     dtype = token_dtype(tokenizer.vocab_size)
 
     def encode(block: Documents) -> _Encoded:
-        found = read_texts(block) if isinstance(block, Block) else block.read()
-        if found.rejects and corpus.bad_documents == "fail":
-            raise HpcgenError(str(found.rejects[0]), "correct it, or set bad_documents: skip")
-        texts, lines = found.texts, found.lines
-        ends = [len(texts)]
+        found = read(block)
         if num_outputs > 1:
-            order = np.argsort(lines % num_outputs, kind="stable")
-            texts, lines = [texts[index] for index in order.tolist()], lines[order]
-            ends = np.searchsorted(lines % num_outputs, np.arange(num_outputs), side="right").tolist()
-        tokens, lengths = tokenizer.encode(texts)
-        verified = _verify(tokenizer, block, texts, lines, tokens, lengths, corpus.verify_fraction)
+            found = _select(found, np.argsort(found.lines % num_outputs, kind="stable"))
+        tokens, lengths = tokenizer.encode(found.texts)
+        verified = _verify(
+            tokenizer, block, found.texts, found.lines, tokens, lengths, corpus.verify_fraction
+        )
+        mask = None
+        if found.answers is not None:
+            assert isinstance(block, Block)
+            found, tokens, lengths, mask = _with_mask(tokenizer, block, found, tokens, lengths)
+            refuse_rejects(found.rejects, corpus)
+        ends = np.searchsorted(found.lines % num_outputs, np.arange(num_outputs), side="right").tolist()
         is_full = lengths > 0
         num_full = int(np.count_nonzero(is_full))
-        tokens = _ended(tokens, lengths[is_full], tokenizer.eod_id, dtype)
+        tokens = (
+            _ended(tokens, lengths[is_full], tokenizer.eod_id, dtype)
+            if mask is None
+            else tokens.astype(dtype)
+        )
         num_eod = int(np.count_nonzero(tokens == tokenizer.eod_id))
         has_unknown = tokenizer.unknown_id not in (None, tokenizer.eod_id)
         if corpus.drop_empty:
             full_before = np.concatenate([[0], np.cumsum(is_full)])
             ends = full_before[ends].tolist()
             lengths = lengths[is_full]
-        lengths = lengths + (lengths > 0)
+        if mask is None:
+            lengths = lengths + (lengths > 0)
         counts = Counts(
             documents_in=block.num_lines,
             documents_out=len(lengths),
-            skipped=len(texts) - len(lengths),
+            skipped=len(found.texts) - len(lengths),
             rejected=len(found.rejects),
-            empty=len(texts) - num_full,
+            empty=len(found.texts) - num_full,
             sequences=num_full,
             tokens=len(tokens),
             unknown=int(np.count_nonzero(tokens == tokenizer.unknown_id)) if has_unknown else 0,
-            lost=tokenizer.lost(texts) if tokenizer.lost else 0,
-            eod_in_text=num_eod - num_full,
+            lost=tokenizer.lost(found.texts) if tokenizer.lost else 0,
+            eod_in_text=num_eod - num_full if mask is None else 0,
             verified=verified,
+            learned=int(np.count_nonzero(mask)) if mask is not None else 0,
             text_bytes=block.num_bytes,
         )
         rejects = [(reject, reject.line % num_outputs) for reject in found.rejects]
-        return _Encoded(tokens, lengths, ends, rejects, counts)
+        return _Encoded(tokens, mask, lengths, ends, rejects, counts)
 
     return encode
+
+
+def _select(texts: Texts, indices: NDArray[np.int64]) -> Texts:
+    """The texts at `indices`, in this order, and all rejects."""
+    chosen = indices.tolist()
+    answers = None if texts.answers is None else [texts.answers[index] for index in chosen]
+    return Texts([texts.texts[index] for index in chosen], texts.lines[indices], texts.rejects, answers)
+
+
+def _with_mask(
+    tokenizer: Tokenizer, block: Block, chats: Texts, tokens: NDArray[Any], lengths: NDArray[np.int64]
+) -> tuple[Texts, NDArray[Any], NDArray[np.int64], NDArray[np.uint8]]:
+    """The loss mask of encoded chats. Rejects chats whose answers do not begin and end between two tokens."""
+    mask, wrong = learned_tokens(tokenizer.encode, chats, tokens, lengths)
+    if not wrong:
+        return chats, tokens, lengths, mask
+    keeps = np.ones(len(lengths), bool)
+    keeps[list(wrong)] = False
+    keeps_token = np.repeat(keeps, lengths)
+    merged = [
+        merged_reject(block, int(chats.lines[index]), chats.texts[index], border)
+        for index, border in wrong.items()
+    ]
+    kept = replace(_select(chats, np.flatnonzero(keeps)), rejects=[*chats.rejects, *merged])
+    return kept, tokens[keeps_token], lengths[keeps], mask[keeps_token]
 
 
 def _ended(tokens: NDArray[Any], lengths: NDArray[np.int64], eod: int, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -249,6 +294,7 @@ class _RunningCounts:
 
     def __init__(self, corpus: CorpusConfig) -> None:
         self._max_bad_fraction = corpus.max_bad_fraction
+        self._has_masks = corpus.chat is not None
         self._first: Reject | None = None
         self.reject_kinds = Counter[str]()
         self.total = Counts()
@@ -261,10 +307,24 @@ class _RunningCounts:
             self._first = min((reject for reject, _ in part.rejects), key=lambda reject: reject.line)
         if self.total.rejected >= _EARLY_STOP_REJECTS:
             self._check(_EARLY_STOP_FACTOR * self._max_bad_fraction)
+        if part.counts.documents_out >= _CHATS_OF_ONE_MASK:
+            self._check_masks(part.counts)
 
     def finish(self) -> None:
         """Checks the total. Call it after the last block."""
         self._check(self._max_bad_fraction)
+        self._check_masks(self.total)
+
+    def _check_masks(self, counts: Counts) -> None:
+        """Refuses chats of which all tokens are learned, or none."""
+        if not (self._has_masks and counts.tokens and counts.learned in (0, counts.tokens)):
+            return
+        which = "none" if not counts.learned else "all"
+        raise HpcgenError(
+            f"{which} of the {counted(counts.tokens, 'token')} of {counted(counts.documents_out, 'chat')} would be "
+            "learned, so the chat template does not tell answers from the rest",
+            "correct its {% generation %} blocks, or name another one (data.corpus.chat.chat_template_file)",
+        )
 
     def _check(self, max_fraction: float) -> None:
         total = self.total
@@ -288,13 +348,22 @@ class _Output:
     """One pair, with a side file for rejects if there are any."""
 
     def __init__(
-        self, stack: ExitStack, directory: Path, name: str, dtype: np.dtype[Any], num_outputs: int
+        self,
+        stack: ExitStack,
+        directory: Path,
+        name: str,
+        dtype: np.dtype[Any],
+        num_outputs: int,
+        *,
+        has_mask: bool,
     ) -> None:
         self._stack = stack
         self._directory = directory
         self._prefix = directory / name
         self._bin = self._open(bin_path(self._prefix), swept=True)
         self._idx = self._open(idx_path(self._prefix), swept=True)
+        self.mask = self._open(self.mask_path, swept=True) if has_mask else None
+        """The loss mask, one byte for each token; None if the documents are not chats."""
         self._rejects: _PairFile | None = None
         self.writer = stack.enter_context(
             IndexedDatasetWriter(
@@ -308,7 +377,12 @@ class _Output:
     @property
     def files(self) -> list[_PairFile]:
         """All files, the index last: for readers that ignore records, the index marks a complete pair."""
-        return [*([self._rejects] if self._rejects else []), self._bin, self._idx]
+        return [file for file in (self._rejects, self._bin, self.mask, self._idx) if file is not None]
+
+    @property
+    def mask_path(self) -> Path:
+        """File for the loss mask."""
+        return Path(mask_path(self._prefix))
 
     @property
     def rejects_path(self) -> Path:
@@ -362,30 +436,59 @@ def _publish(outputs: Sequence[_Output], record: Record, place: Path) -> None:
     files = [file for output in outputs for file in output.files]
     targets = [file.target for file in files]
     pairs = [path.with_suffix("") for path in targets if path.suffix == ".bin"]
-    rejects = [output.rejects_path for output in outputs if output.rejects_path not in targets]
-    stale = [*rejects, *(record_path(pair) for pair in pairs if pair != place)]
+    optional = (path for output in outputs for path in (output.rejects_path, output.mask_path))
+    stale = [
+        *(path for path in optional if path not in targets),
+        *(record_path(pair) for pair in pairs if pair != place),
+    ]
     publish_unit([(file.file, file.target) for file in files], record, place, stale=stale)
 
 
-def _blocks(unit: Unit, inputs: list[FileIdentity], json_key: str, context: Context) -> Iterator[Documents]:
+def _blocks(
+    unit: Unit, inputs: list[FileIdentity], corpus: CorpusConfig, context: Context
+) -> Iterator[Documents]:
     """Yields the documents of all inputs in order and appends the identity of each input to `inputs`."""
     for item in unit.inputs:
         with CheckedFile(item) as source:
             read = 0
-            for block in documents(item, source, json_key):
+            for block in documents(item, source, corpus):
                 context.advance(Step(bytes=source.tell() - read))
                 read = source.tell()
                 yield block
             inputs.append(source.finish())
 
 
-def documents(item: Input, source: CheckedFile, json_key: str) -> Iterator[Documents]:
+def documents(item: Input, source: CheckedFile, corpus: CorpusConfig) -> Iterator[Documents]:
     """Yields the documents of one input, in blocks."""
     if item.path.suffix != PARQUET:
         return read_blocks(item.path, content(item.path, source))
-    from hpcgen.data.parquet import read_rows  # needs the extra `parquet`
+    from hpcgen.data.parquet import json_lines, read_rows  # needs the extra `parquet`
 
-    return read_rows(item.path, source, json_key)
+    if corpus.chat is not None:
+        return read_blocks(item.path, json_lines(item.path, source, MESSAGES))
+    return read_rows(item.path, source, corpus.json_key)
+
+
+def document_reader(corpus: CorpusConfig, tokenizer: TokenizerConfig) -> Callable[[Documents], Texts]:
+    """Returns a thread-safe function that extracts the texts of a block.
+
+    Raises:
+        HpcgenError: the documents are chats, and the tokenizer has no valid chat template.
+    """
+    read_lines = text_reader(corpus.json_key) if corpus.chat is None else chat_reader(corpus.chat, tokenizer)
+
+    def read(block: Documents) -> Texts:
+        found = read_lines(block) if isinstance(block, Block) else block.read()
+        refuse_rejects(found.rejects, corpus)
+        return found
+
+    return read
+
+
+def refuse_rejects(rejects: Sequence[Reject], corpus: CorpusConfig) -> None:
+    """Raises an error for the first reject, unless bad documents are skipped."""
+    if rejects and corpus.bad_documents == "fail":
+        raise HpcgenError(str(rejects[0]), "correct it, or set bad_documents: skip")
 
 
 _In = TypeVar("_In")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hpcgen.config.corpus import CorpusConfig, CorpusJob
+from hpcgen.config.corpus import ChatConfig, CorpusConfig, CorpusJob, problems
 from hpcgen.data.indexed_dataset import bin_path, idx_path, token_dtype
 from hpcgen.data.progress import Progress, Step
 from hpcgen.data.record import Record, record_path, rejects_text
@@ -23,6 +23,7 @@ from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError
 from hpcgen.files import sweep
 from hpcgen.text import counted, one_of
+from trainer.contract.files import loss_mask
 from trainer.contract.files.regular_file import open_regular
 
 
@@ -42,6 +43,8 @@ class TokenizeReport:
     """Documents in the pair that have tokens."""
     tokens: int
     """Token ids in the pair, including end-of-document tokens."""
+    learned_tokens: int
+    """Tokens of chats that are learned."""
     eod_in_text: int
     """End-of-document ids that come from text that spells the token out."""
     unknown_tokens: int
@@ -70,13 +73,19 @@ class TokenizeReport:
 
     def __str__(self) -> str:
         skipped = self.documents_read - self.documents - self.rejected_documents
+        end = f", each ends with id {self.eod_id}" if not self.learned_tokens else ""
         lines = [
             f"{self.output_prefix}.bin, .idx  ({self.output_bytes:,} bytes, {self.dtype})",
             f"documents  {self.documents_read:,} in = {self.documents:,} out + {skipped:,} skipped + "
             f"{self.rejected_documents:,} rejected; {self.empty_documents:,} empty",
-            f"tokens     {self.tokens:,} in {counted(self.sequences, 'sequence')}, each ends with id {self.eod_id}",
+            f"tokens     {self.tokens:,} in {counted(self.sequences, 'sequence')}{end}",
             f"input      {self.input_bytes:,} bytes, encoded with {self.backend}",
         ]
+        if self.learned_tokens:
+            share = self.learned_tokens / self.tokens
+            lines.insert(
+                3, f"learned    {self.learned_tokens:,} tokens ({share:.1%}); {self.output_prefix}.mask"
+            )
         if self.verified_documents:
             lines.append(
                 f"verified   {counted(self.verified_documents, 'document')} against the library tokenizers"
@@ -97,6 +106,7 @@ def tokenize_files(
     tokenizer: Tokenizer,
     *,
     json_key: str = "text",
+    chat: ChatConfig | None = None,
     drop_empty: bool = False,
     bad_documents: Literal["fail", "skip"] = "fail",
     max_bad_fraction: float = 0.001,
@@ -107,6 +117,7 @@ def tokenize_files(
 ) -> TokenizeReport:
     """Tokenizes every document of `inputs`, in order, into output_prefix.bin and output_prefix.idx.
 
+    With `chat`, the documents are chats, and output_prefix.mask is their loss mask.
     Documents are handled as in hpcgen.data.stages.pairs. The pair appears only after all of it is on disk;
     .idx and the record come last. `workers` blocks of 4 MiB are parsed and encoded at once (None: one per core);
     the output does not depend on this number.
@@ -123,16 +134,22 @@ def tokenize_files(
     corpus = CorpusConfig(
         directory=str(output_prefix.parent),
         json_key=json_key,
+        chat=chat,
         drop_empty=drop_empty,
         bad_documents=bad_documents,
         max_bad_fraction=max_bad_fraction,
         verify_fraction=verify_fraction,
     )
+    if chat is not None:
+        for problem in problems(corpus, tokenizer.config):
+            if problem.path != "data.corpus.source":
+                raise HpcgenError(problem)
     unit = Unit(
         stage=TOKENIZE.name,
         inputs=tuple(Input(name=str(path), path=path) for path in inputs),
         outputs=(output_prefix.name,),
         makes_pairs=True,
+        has_masks=chat is not None,
     )
 
     def advance(step: Step) -> None:
@@ -144,7 +161,8 @@ def tokenize_files(
         num_cores=lambda: workers or cores(),
         advance=advance,
     )
-    sweep([bin_path(output_prefix), idx_path(output_prefix), record_path(output_prefix)])
+    mask = Path(loss_mask.mask_path(output_prefix))
+    sweep([bin_path(output_prefix), idx_path(output_prefix), mask, record_path(output_prefix)])
     try:
         record = make_pairs(unit, corpus, tokenizer, context)
     except OSError as error:
@@ -173,6 +191,7 @@ def _report(record: Record, output_prefix: Path, tokenizer: Tokenizer) -> Tokeni
         empty_documents=counts.empty,
         sequences=counts.sequences,
         tokens=counts.tokens,
+        learned_tokens=counts.learned,
         eod_in_text=counts.eod_in_text,
         unknown_tokens=counts.unknown,
         lost_characters=counts.lost,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.record import SIDE_FILE, FileIdentity, read_record
 from hpcgen.errors import HpcgenError
+from trainer.contract.files import loss_mask
 
 if TYPE_CHECKING:
     from hpcgen.data.listed_files import ManifestFile
@@ -111,6 +112,8 @@ class Unit:
     n mod len(outputs)."""
     makes_pairs: bool = False
     """Each output is a pair, and may have a side file with rejected documents."""
+    has_masks: bool = False
+    """Each pair has a loss mask, because its documents are chats."""
 
     @property
     def name(self) -> str:
@@ -127,7 +130,8 @@ class Unit:
         """Files that the unit makes, relative to the corpus's directory."""
         if not self.makes_pairs:
             return self.outputs
-        return tuple(prefix + suffix for prefix in self.outputs for suffix in (".bin", ".idx"))
+        suffixes = (".bin", loss_mask.SUFFIX, ".idx") if self.has_masks else (".bin", ".idx")
+        return tuple(prefix + suffix for prefix in self.outputs for suffix in suffixes)
 
     @property
     def side_files(self) -> tuple[str, ...]:

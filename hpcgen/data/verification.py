@@ -17,6 +17,7 @@ import trainer
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.id_scan import IdScan
 from hpcgen.data.indexed_dataset import bin_path, idx_path, read_counts
+from hpcgen.data.loss_masks import MaskScan
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.pair import open_pair
 from hpcgen.data.pair_records import pair_names
@@ -24,6 +25,7 @@ from hpcgen.data.record import FileIdentity, Record
 from hpcgen.data.reencoding import Reencoder
 from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError
+from trainer.contract.files import loss_mask
 from trainer.contract.files.regular_file import open_regular
 
 _CHUNK_BYTES = 8 * 1024 * 1024
@@ -62,6 +64,8 @@ class PairReport:
     tokens: int = 0
     bytes: int = 0
     dtype: str = ""
+    learned: int | None = None
+    """Tokens that are learned, according to the loss mask; None if the documents are not chats."""
     largest_id: int | None = None
     hashes_checked: bool = False
     """True if the files' hashes were compared with a record."""
@@ -148,13 +152,23 @@ def _verify_pair(prefix: Path, expected: Expected, advance: Callable[[int], None
         report.dtype = counts.dtype
         report.bytes = sum(map(_size, _files(prefix)))
         report.findings += pair.faults()
-        checks_ends = expected.record is not None and not report.findings
+        is_chats = loss_mask.has_mask(prefix)
+        checks_ends = (
+            expected.record is not None
+            and not report.findings
+            and not (is_chats or expected.record.has_masks)
+        )
         eod_id = expected.eod_id if checks_ends else None
         scan = IdScan(pair, expected.vocab_size, eod_id)
         hashes = {
             bin_path(prefix).name: hash_file(bin_path(prefix), scan.add, advance),
             idx_path(prefix).name: hash_file(idx_path(prefix), lambda chunk: None, advance),
         }
+        if is_chats:
+            mask = MaskScan(prefix)
+            hashes[mask.path.name] = hash_file(mask.path, mask.add, advance)
+            report.learned = mask.num_learned
+            report.findings += mask.findings(report.tokens)
     except (HpcgenError, OSError) as error:
         report.findings.append(str(error))
         return report
@@ -169,11 +183,16 @@ def _verify_pair(prefix: Path, expected: Expected, advance: Callable[[int], None
         )
     if expected.record is not None:
         report.hashes_checked = True
-        report.findings += _hash_findings(prefix.parent, expected.record, hashes)
+        report.findings += _hash_findings(prefix, expected.record, hashes)
     return report
 
 
-def _hash_findings(directory: Path, record: Record, hashes: Mapping[str, FileIdentity]) -> Iterator[str]:
+def _hash_findings(prefix: Path, record: Record, hashes: Mapping[str, FileIdentity]) -> Iterator[str]:
+    directory, mask = prefix.parent, Path(loss_mask.mask_path(prefix))
+    if record.has_masks and mask.name not in hashes:
+        yield f"{mask}: the loss mask of these chats is missing; run the stage again"
+    if mask.name in hashes and not record.has_masks:
+        yield f"{mask}: a loss mask that the record does not know; remove it, or run the stage again"
     for output in record.outputs:
         found = hashes.get(Path(output.name).name)
         if found is not None:
@@ -194,7 +213,7 @@ def _unit_findings(directory: Path, record: Record) -> Iterator[str]:
         yield f"{directory / pair_names(record)[0]}: its record does not account for every document"
     for output in record.outputs:
         path = directory / Path(output.name).name
-        if path.name.endswith((".bin", ".idx")):
+        if path.name.endswith((".bin", ".idx", loss_mask.SUFFIX)):
             continue
         try:
             yield from difference(path, output, hash_file(path, lambda chunk: None, lambda size: None))
@@ -284,8 +303,9 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
         yield chunk
 
 
-def _files(prefix: Path) -> tuple[Path, Path]:
-    return bin_path(prefix), idx_path(prefix)
+def _files(prefix: Path) -> list[Path]:
+    mask = [Path(loss_mask.mask_path(prefix))] if loss_mask.has_mask(prefix) else []
+    return [bin_path(prefix), idx_path(prefix), *mask]
 
 
 def _size(path: Path) -> int:

@@ -141,6 +141,13 @@ def tokenizer_file(config: RunConfig) -> tuple[Input, ...]:
     return () if path is None else (TokenizerFile(path, key=key, preset=config.preset),)
 
 
+def chat_template_file(config: RunConfig) -> tuple[Input, ...]:
+    """The chat template that the run file names; empty if it names none."""
+    chat = config.data.corpus.chat if config.data.corpus is not None else None
+    path = chat.chat_template_file if chat is not None else None
+    return () if path is None else (Input(path),)
+
+
 def checkpoints(load: str) -> Input:
     """The file that proves that the directory `load` contains checkpoints."""
     return Checkpoints(proof_of_checkpoints(load), key="checkpoint.load", load=load)

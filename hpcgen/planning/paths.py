@@ -64,12 +64,30 @@ def import_files(config: RunConfig) -> tuple[str, ...]:
 
 
 def trainer_data(config: RunConfig) -> BlendConfig:
-    """The blend that the trainer reads: the one in the run file, or else the pairs of the corpus."""
+    """The blend that the trainer reads: the one in the run file, or else the pairs of the corpus.
+
+    Pairs of a corpus of chats are read as chats.
+    """
     data = config.data
     fields = {field.name: getattr(data, field.name) for field in dataclasses.fields(BlendConfig)}
-    if not (data.datasets or data.train or data.mock) and data.corpus is not None:
+    if data.corpus is not None and reads_corpus(config):
         fields |= blend(data.corpus)
+        fields["sft"] = data.sft or data.corpus.chat is not None
     return BlendConfig(**fields)
+
+
+def reads_corpus(config: RunConfig) -> bool:
+    """Returns whether the trainer reads the pairs of the corpus, because the run file names no others."""
+    data = config.data
+    return data.corpus is not None and not (data.datasets or data.train or data.mock)
+
+
+def sft_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yields the problem of training on chats with a corpus of texts."""
+    corpus = config.data.corpus
+    if config.data.sft and reads_corpus(config) and corpus is not None and corpus.chat is None:
+        reason = "requires pairs of chats, but data.corpus has no chat"
+        yield Problem("data.sft", reason, "set data.corpus.chat: {}", about=("data.corpus",))
 
 
 def run_dir_problems(config: RunConfig) -> Iterator[Problem]:

@@ -95,8 +95,9 @@ def _read_job_file(config: Path, overrides: tuple[str, ...]) -> CorpusJob:
 
 
 def _corpus_problems(absolute: RunConfig) -> list[Problem]:
-    """The mistakes in the corpus, the only section that data stages need."""
-    return [] if absolute.data.corpus is None else list(problems(absolute.data.corpus))
+    """The mistakes in the corpus and its tokenizer, the only sections that data stages need."""
+    corpus = absolute.data.corpus
+    return [] if corpus is None else list(problems(corpus, absolute.data.tokenizer))
 
 
 def _source_problems(absolute: RunConfig) -> list[Problem]:

@@ -32,7 +32,13 @@ from hpcgen.planning.environment import (
 from hpcgen.planning.held_out import trained_texts
 from hpcgen.planning.inputs import Exists, Input, tokenizer_file
 from hpcgen.planning.kind import Stage
-from hpcgen.planning.paths import absolute_paths, manifest_of, run_dir_problems, scratch_warnings
+from hpcgen.planning.paths import (
+    absolute_paths,
+    manifest_of,
+    run_dir_problems,
+    scratch_warnings,
+    sft_problems,
+)
 from hpcgen.planning.program import missing_script_warnings
 from hpcgen.planning.request import allocation_problems, cluster_problems
 from hpcgen.run_plan.stage import StagePlan, make_stage
@@ -194,7 +200,8 @@ def _section_problems(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
     if config.notify is not None:
         yield from notifications.problems(config.notify)
     if config.data.corpus is not None:
-        yield from corpora.problems(config.data.corpus)
+        yield from corpora.problems(config.data.corpus, config.data.tokenizer)
+        yield from sft_problems(config)
 
 
 def _missing_keys(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
-from hpcgen.planning.inputs import manifest, tokenizer_files
+from hpcgen.planning.inputs import chat_template_file, manifest, tokenizer_files
 from hpcgen.planning.kind import Export, Stage, Work
 from hpcgen.planning.paths import corpus_job
 from trainer.contract.config import TrainerConfig
@@ -50,7 +50,10 @@ class CorpusStage(Stage):
         source, num_tasks = config.data.corpus.source.directory, allocation.array.num_tasks
         return Work(
             arguments=("-m", "hpcgen", "data", self.name, f"--num-tasks={num_tasks}"),
-            inputs=(manifest(corpus), *(tokenizer_files(config) if self.makes_pairs else ())),
+            inputs=(
+                manifest(corpus),
+                *((*tokenizer_files(config), *chat_template_file(config)) if self.makes_pairs else ()),
+            ),
             reads=(source,) if source and tool.reads_source else (),
             writes=(corpus.directory, *(() if tool.makes_output_files else (outputs,))),
             large=(outputs,)

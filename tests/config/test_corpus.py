@@ -36,7 +36,8 @@ def corpus(**fields: Any) -> CorpusConfig:
 def found(**fields: Any) -> list[tuple[str, str]]:
     """Paths and reasons of the problems that the rules find."""
     return [
-        (problem.path.removeprefix("data.corpus."), problem.reason) for problem in problems(corpus(**fields))
+        (problem.path.removeprefix("data.corpus."), problem.reason)
+        for problem in problems(corpus(**fields), TokenizerConfig())
     ]
 
 

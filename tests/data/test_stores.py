@@ -314,7 +314,7 @@ def test_what_a_store_cannot_do(template: str, token: str | None, message: str |
     source = SourceConfig(url=UrlSource(template=template), token_variable=token)
     found = [
         f"{problem.reason}; {problem.hint}"
-        for problem in problems(CorpusConfig(directory="/c", source=source))
+        for problem in problems(CorpusConfig(directory="/c", source=source), TokenizerConfig())
     ]
     assert len(found) == (message is not None)
     assert message is None or message in found[0]

@@ -19,10 +19,6 @@ SECTIONS = {
         "import": Lazy(
             "hpcgen.cli.checkpoint.import_model", "Write a Hugging Face model as a checkpoint for training."
         ),
-        "average": Lazy(
-            "hpcgen.cli.checkpoint.average",
-            "Write the mean of the last checkpoints of a run as a checkpoint.",
-        ),
     }
 }
 """Heading of the help -> command -> module and summary."""
@@ -30,4 +26,4 @@ SECTIONS = {
 
 @click.group("checkpoint", cls=LazyGroup, sections=SECTIONS)
 def command() -> None:
-    """Only export, import and average need torch."""
+    """Only export and import need torch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from click.core import ParameterSource
 
 from hpcgen.cli.data.progress import shown
 from hpcgen.cli.data.stage import run_stage, task_options, verify_option
+from hpcgen.config.corpus import ChatConfig
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import HpcgenError
 
@@ -36,6 +38,18 @@ _SHARED_OPTIONS = ("workers", "as_json", "verify_fraction", *_STAGE_OPTIONS)
     default="text",
     show_default=True,
     help="Key of the text in each JSON object, or its column in Parquet files.",
+)
+@click.option("--chat", is_flag=True, help="The documents are chats, and only the answers are learned.")
+@click.option(
+    "--chat-template",
+    type=_FILE,
+    help="With --chat: path of a chat template.  [default: the one next to the tokenizer.json]",
+)
+@click.option(
+    "--chat-date",
+    type=click.DateTime(["%Y-%m-%d"]),
+    metavar="YYYY-MM-DD",
+    help="With --chat: date that the chat template writes.",
 )
 @click.option(
     "--drop-empty",
@@ -114,6 +128,9 @@ def _tokenize(
     as_json: bool,
     verify_fraction: float | None,
     workers: int | None,
+    chat: bool,
+    chat_template: Path | None,
+    chat_date: datetime | None,
     **options: Any,
 ) -> None:
     if not inputs:
@@ -128,6 +145,7 @@ def _tokenize(
     from hpcgen.data.tokenizer import load_tokenizer
 
     config = _tokenizer_config(tokenizer, vocab_file, merges_file, eod_token)
+    options["chat"] = _chat_config(chat, chat_template, chat_date)
     loaded = load_tokenizer(config, backend)
     if loaded.note:
         click.echo(f"encoding with {loaded.backend}: {loaded.note}", err=True)
@@ -138,6 +156,19 @@ def _tokenize(
             inputs, output_prefix, loaded, workers=workers, on_progress=on_progress, **options
         )
     click.echo(json.dumps(report.to_dict()) if as_json else str(report))
+
+
+def _chat_config(chat: bool, template: Path | None, date: datetime | None) -> ChatConfig | None:
+    given = {"--chat-template": template, "--chat-date": date}
+    if not chat:
+        for name, value in given.items():
+            if value is not None:
+                raise HpcgenError(f"{name} has no effect without --chat", "add --chat, or remove it")
+        return None
+    return ChatConfig(
+        chat_template_file=str(template) if template else None,
+        date=date.date().isoformat() if date else None,
+    )
 
 
 def _tokenizer_config(

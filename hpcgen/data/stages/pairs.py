@@ -36,10 +36,15 @@ class PairStage(DataStage, ABC):
     folder = "tokens"
     makes_output_files = True
 
-    def unit(self, inputs: tuple[Input, ...], names: Sequence[str]) -> Unit:
+    def unit(self, job: CorpusJob, inputs: tuple[Input, ...], names: Sequence[str]) -> Unit:
         """The unit that makes the pairs `names` of `inputs`."""
-        outputs = tuple(f"{self.folder}/{name}" for name in names)
-        return Unit(stage=self.name, inputs=inputs, outputs=outputs, makes_pairs=True)
+        return Unit(
+            stage=self.name,
+            inputs=inputs,
+            outputs=tuple(f"{self.folder}/{name}" for name in names),
+            makes_pairs=True,
+            has_masks=job.corpus.chat is not None,
+        )
 
     def make(self, unit: Unit, job: CorpusJob, context: Context) -> Record:
         """Makes the pairs of a unit.
@@ -62,6 +67,11 @@ class PairStage(DataStage, ABC):
     def settings(self, job: CorpusJob) -> Mapping[str, Any]:
         """The tokenizer, and the settings for reading documents."""
         corpus, tokenizer = job.corpus, TokenizerIdentity.of(job.tokenizer)
+        chat = {}
+        if corpus.chat is not None:
+            from hpcgen.data.chat_template import template_identity  # imports Jinja
+
+            chat = {"chat": template_identity(corpus.chat, job.tokenizer)}
         return {
             "tokenizer": {
                 "kind": tokenizer.kind,
@@ -72,6 +82,7 @@ class PairStage(DataStage, ABC):
             "json_key": corpus.json_key,
             "drop_empty": corpus.drop_empty,
             "bad_documents": corpus.bad_documents,
+            **chat,
         }
 
     def earlier_configuration(self, job: CorpusJob) -> str | None:
@@ -101,7 +112,9 @@ class PairStage(DataStage, ABC):
             super().output_bounds(files, job),
             _TOKEN_BYTES[_kind_of_ids(job.tokenizer)],
         )
-        return least * low, most * high
+        per_id = tokenizers.id_bytes(tokenizers.vocab_size(job.tokenizer))
+        masked = 1.0 if job.corpus.chat is None else (per_id + 1) / per_id
+        return least * low * masked, most * high * masked
 
     def certain_bytes(self, item: Input) -> int:
         """Zero, because the lines may contain little more than metadata."""

@@ -26,7 +26,7 @@ class Prepare(PairStage):
         """A unit for each share of the corpus (see hpcgen.data.assignment.shares)."""
         for files, names in shares(job, manifest):
             inputs = tuple(source_input(job.directory, file) for file in files)
-            yield self.unit(inputs, names)
+            yield self.unit(job, inputs, names)
 
 
 PREPARE = Prepare()

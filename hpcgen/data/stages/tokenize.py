@@ -27,7 +27,7 @@ class Tokenize(PairStage):
             size = maker.size // len(maker.outputs)
             for output in maker.outputs:
                 item = made_input(job.directory, maker, output, size=size)
-                yield self.unit((item,), [PurePosixPath(output).stem])
+                yield self.unit(job, (item,), [PurePosixPath(output).stem])
 
 
 TOKENIZE = Tokenize()

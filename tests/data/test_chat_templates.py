@@ -1,0 +1,243 @@
+"""Chat templates of real models: the answers that they show, by hand, and what they render, as transformers does."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from typing import Any
+
+import pytest
+
+from tests.data.chat_corpora import (
+    CHATML,
+    MARKED_CHATML,
+    SPECIAL_TOKENS,
+    chat,
+    model_template,
+    tool_chat,
+)
+from trainer.chats.answers import render_answers
+from trainer.chats.chat import Chat, read_chat
+from trainer.chats.errors import BadChatError, ChatTemplateError
+from trainer.chats.template import ChatTemplate
+
+ONE = chat("Hi", "Hello!")
+TWO = chat("Hi", "Hello!", "2+2?", "4", system="Be brief.")
+VARIABLES = {"bos_token": "<bos>", "eos_token": "<eos>"}
+
+ZEPHYR = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<|user|>\n' + m.content + eos_token }}\n"
+    "{% elif m.role == 'system' %}{{ '<|system|>\n' + m.content + eos_token }}\n"
+    "{% elif m.role == 'assistant' %}{{ '<|assistant|>\n' + m.content + eos_token }}\n{% endif %}"
+    "{% if loop.last and add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}{% endfor %}"
+)
+"""Traits of Zephyr's template: the generation prompt lacks the newline that begins the answer."""
+MISTRAL = (
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content + '\n\n' %}"
+    "{% set messages = messages[1:] %}{% else %}{% set system = '' %}{% endif %}{{ bos_token }}"
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if m.role == 'user' %}{{ '[INST] ' + (system if loop.first else '') + m.content + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
+)
+"""Traits of Mistral's first templates: no generation prompt, the system message in the first user message."""
+
+
+def template(source: str, *, date: datetime.date | None = None, name: str = "a.jinja") -> ChatTemplate:
+    return ChatTemplate(name, source, special_tokens=VARIABLES, added_tokens=SPECIAL_TOKENS, date=date)
+
+
+def marked(source: str, document: dict[str, Any], **options: Any) -> str:
+    """The rendered chat with its answers in brackets."""
+    chat_of = read_chat(copy.deepcopy(document))
+    assert isinstance(chat_of, Chat)
+    text, spans = render_answers(template(source, **options), chat_of)
+    for begin, end in reversed(spans):
+        text = f"{text[:begin]}⟦{text[begin:end]}⟧{text[end:]}"
+    return text
+
+
+IM = "<|im_start|>"
+HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n"
+TRUTH: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "qwen2_5",
+        TWO,
+        f"{IM}system\nBe brief.<|im_end|>\n{IM}user\nHi<|im_end|>\n{IM}assistant\n⟦Hello!<|im_end|>⟧\n"
+        f"{IM}user\n2+2?<|im_end|>\n{IM}assistant\n⟦4<|im_end|>⟧\n",
+    ),
+    (
+        "qwen3",  # it writes an empty thinking block for the only answer
+        ONE,
+        f"{IM}user\nHi<|im_end|>\n{IM}assistant\n⟦<think>\n\n</think>\n\nHello!<|im_end|>⟧\n",
+    ),
+    (
+        "qwen3_training",  # generation blocks that include the newline after the turn
+        TWO,
+        f"{IM}system\nBe brief.<|im_end|>\n{IM}user\nHi<|im_end|>\n"
+        f"{IM}assistant\n⟦<think>\n\n</think>\n\nHello!<|im_end|>\n⟧"
+        f"{IM}user\n2+2?<|im_end|>\n{IM}assistant\n⟦<think>\n\n</think>\n\n4<|im_end|>\n⟧",
+    ),
+    (
+        "llama3_1",
+        TWO,
+        f"<bos>{HEADER.format('system')}Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
+        f"Be brief.<|eot_id|>{HEADER.format('user')}Hi<|eot_id|>{HEADER.format('assistant')}⟦Hello!<|eot_id|>⟧"
+        f"{HEADER.format('user')}2+2?<|eot_id|>{HEADER.format('assistant')}⟦4<|eot_id|>⟧",
+    ),
+    (
+        "llama3",
+        TWO,
+        f"<bos>{HEADER.format('system')}Be brief.<|eot_id|>{HEADER.format('user')}Hi<|eot_id|>"
+        f"{HEADER.format('assistant')}⟦Hello!<|eot_id|>⟧{HEADER.format('user')}2+2?<|eot_id|>"
+        f"{HEADER.format('assistant')}⟦4<|eot_id|>⟧",
+    ),
+    (
+        "gemma3",
+        TWO,
+        "<bos><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\n⟦Hello!<end_of_turn>⟧\n"
+        "<start_of_turn>user\n2+2?<end_of_turn>\n<start_of_turn>model\n⟦4<end_of_turn>⟧\n",
+    ),
+    ("phi3", ONE, "<|user|>\nHi<|end|>\n<|assistant|>\n⟦Hello!<|end|>\n<eos>⟧"),
+    (
+        "phi3_training",
+        TWO,
+        "<|system|>\nBe brief.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\n⟦Hello!<|end|>\n⟧"
+        "<|user|>\n2+2?<|end|>\n<|assistant|>\n⟦4<|end|>\n<eos>⟧",
+    ),
+    (
+        "lfm2_v2",
+        TWO,
+        f"<bos>{IM}system\nBe brief.<|im_end|>\n{IM}user\nHi<|im_end|>\n{IM}assistant\n⟦Hello!<|im_end|>⟧\n"
+        f"{IM}user\n2+2?<|im_end|>\n{IM}assistant\n⟦4<|im_end|>⟧\n",
+    ),
+    (
+        "deepseekv3_training",
+        TWO,
+        "<bos>Be brief.<｜User｜>Hi⟦<｜Assistant｜>Hello!<｜end▁of▁sentence｜>⟧"
+        "<｜User｜>2+2?⟦<｜Assistant｜>4<｜end▁of▁sentence｜>⟧",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "document", "expected"), TRUTH, ids=[row[0] for row in TRUTH])
+def test_answers_of_real_templates(name: str, document: dict[str, Any], expected: str) -> None:
+    assert marked(model_template(name), document) == expected
+
+
+def test_answers_of_templates_with_other_traits() -> None:
+    assert marked(CHATML, TWO).count("⟧") == 2
+    assert marked(MARKED_CHATML, ONE) == f"{IM}user\nHi<|im_end|>\n{IM}assistant\n⟦Hello!<|im_end|>⟧\n"
+    assert marked(ZEPHYR, ONE) == "<|user|>\nHi<eos>\n<|assistant|>⟦\nHello!<eos>⟧\n"
+    assert (
+        marked(MISTRAL, TWO)
+        == "<bos>[INST] Be brief.\n\nHi [/INST]⟦ Hello!<eos>⟧[INST] 2+2? [/INST]⟦ 4<eos>⟧"
+    )
+
+
+def test_the_long_preamble_of_a_template_is_not_learned() -> None:
+    cohere = marked(model_template("cohere2"), TWO)
+    assert [part.partition("⟧")[0] for part in cohere.split("⟦")[1:]] == [
+        "Hello!<|END_RESPONSE|><|END_OF_TURN_TOKEN|>",
+        "4<|END_RESPONSE|><|END_OF_TURN_TOKEN|>",
+    ]
+    gptoss = marked(model_template("gptoss"), ONE, date=datetime.date(2026, 1, 2))
+    assert "\nCurrent date: 2026-01-02\n" in gptoss
+    assert gptoss.endswith("<|start|>assistant⟦<|channel|>final<|message|>Hello!<|return|>⟧")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "qwen2_5",
+            [
+                '<tool_call>\n{"name": "rain", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>',
+                "Yes.<|im_end|>",
+            ],
+        ),
+        ("llama3_1", ['{"name": "rain", "parameters": {"city": "Oslo"}}<|eot_id|>', "Yes.<|eot_id|>"]),
+        (
+            "gptoss",
+            [
+                ' to=functions.rain<|channel|>commentary json<|message|>{"city": "Oslo"}<|call|>',
+                "<|channel|>final<|message|>Yes.<|return|>",
+            ],
+        ),
+        ("lfm2_v2", ["<|tool_call_start|>[rain(city='Oslo')]<|tool_call_end|><|im_end|>", "Yes.<|im_end|>"]),
+    ],
+)
+def test_tool_calls_are_answers_and_results_are_not(name: str, expected: list[str]) -> None:
+    text = marked(model_template(name), tool_chat(), date=datetime.date(2026, 1, 2))
+    assert [part.partition("⟧")[0] for part in text.split("⟦")[1:]] == expected
+    assert text.count("Rain in a city") == 1  # the schema is in the prompt
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gptoss", "phi3", "deepseek_r1_distill", "deepseekv3", "glm4moe"])
+def test_a_template_that_rewrites_earlier_turns_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ChatTemplateError, match=r"generation %") as caught:
+        marked(model_template(name), TWO, date=datetime.date(2026, 1, 2), name=f"{name}.jinja")
+    assert str(caught.value).startswith(f"{name}.jinja: ")
+
+
+@pytest.mark.parametrize(
+    ("source", "document", "error", "reason"),
+    [
+        (CHATML.replace("<|im_end|>", ""), ONE, ChatTemplateError, "not a token that ends a turn"),
+        (
+            MARKED_CHATML.replace("<|im_end|>{% endgeneration %}", "{% endgeneration %}<|im_end|>"),
+            ONE,
+            ChatTemplateError,
+            "move the token into the block",
+        ),
+        (MARKED_CHATML.replace("%}{{ message.content }}<|im", "%}<|im"), ONE, BadChatError, "writes only"),
+        (MARKED_CHATML.replace("role == 'assistant'", "role == 'model'"), ONE, BadChatError, "marks no text"),
+        (model_template("llama3"), tool_chat(), BadChatError, "tools"),
+        (model_template("gemma"), TWO, BadChatError, "System role not supported"),
+        (MISTRAL, {"messages": ONE["messages"][::-1]}, BadChatError, "roles must alternate"),
+        ("{{ messages[0].nothing.at_all }}", ONE, BadChatError, "has no attribute 'nothing'"),
+        (
+            "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+            ONE,
+            (ChatTemplateError, BadChatError),
+            "unsafe|sandbox",
+        ),
+        ("{% set n = namespace() %}{% set n.__class__ = 1 %}", ONE, ChatTemplateError, "underscored"),
+        ("{{ strftime_now('%d') }}", ONE, ChatTemplateError, r"data\.corpus\.chat\.date"),
+        ("{% if %}", ONE, ChatTemplateError, r"^a\.jinja:1: .*not valid Jinja"),
+    ],
+)
+def test_refusals(source: str, document: dict[str, Any], error: Any, reason: str) -> None:
+    with pytest.raises(error, match=reason):
+        marked(source, document)
+
+
+def test_only_the_completion_of_a_conversation_is_learned() -> None:
+    messages = TWO["messages"]
+    document = {"prompt": messages[:4], "completion": messages[4:]}
+    for source in (CHATML, MARKED_CHATML):
+        assert marked(source, document).split("⟦")[1:] == ["4<|im_end|>⟧\n"]
+        assert marked(source, document).replace("⟦", "").replace("⟧", "") == template(source).render(
+            Chat(messages)
+        )
+
+
+@pytest.mark.parametrize(
+    ("document", "kind", "reason"),
+    [
+        ({"text": "a"}, "no chat", "the keys are 'text'"),
+        ({"messages": []}, "'messages' is not a list of messages", "got \\[\\]"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "no answer", "'assistant'"),
+        ({"messages": [{"role": "human", "content": "a"}]}, "unknown role", '"human"; the roles are'),
+        (chat("a", " \n"), "empty answer", "message 1"),
+        ({"messages": [{"role": "user"}]}, "content is not text", r"messages\[0\]\.content is missing"),
+        (chat("a", [{"type": "text", "text": "b"}]), "content is not text", "must be text"),  # type: ignore[arg-type]
+        ({"prompt": "a", "completion": []}, "prompt and completion differ in type", "two strings"),
+        ({"prompt": "a", "completion": " "}, "empty answer", "no text"),
+        (chat("a", "b", tools="not JSON"), "'tools' is not a list", 'got "not JSON"'),
+    ],
+)
+def test_bad_chats(document: dict[str, Any], kind: str, reason: str) -> None:
+    with pytest.raises(BadChatError, match=reason) as caught:
+        read_chat(document)
+    assert caught.value.kind == kind

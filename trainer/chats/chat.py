@@ -1,0 +1,193 @@
+"""A chat, read from a JSON object in one of the forms of TRL: messages, or a prompt and its completion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from trainer.chats.errors import BadChatError
+
+Message: TypeAlias = dict[str, Any]
+
+ASSISTANT = "assistant"
+ROLES = ("system", "developer", "user", ASSISTANT, "tool", "function", "ipython")
+"""Roles of messages. Templates print other roles as they are, or leave the message out."""
+MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Keys of an assistant's reasoning. Templates read the first two."""
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A chat for a template."""
+
+    messages: list[Message]
+    num_prompt_messages: int = 0
+    """Number of messages at the beginning whose answers are not learned: those of the prompt."""
+    tools: list[Any] | None = None
+    """JSON schemas of the functions that the assistant may call."""
+    documents: list[Any] | None = None
+    """Documents for a template of retrieval-augmented generation."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the template (chat_template_kwargs)."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A prompt and its completion as plain text, which no template renders."""
+
+    prompt: str
+    completion: str
+
+
+def read_chat(document: Mapping[str, Any]) -> Chat | Completion:
+    """Reads the chat in a JSON object.
+
+    Keys without a value (null) count as missing, because tables fill them in. Arguments of tool calls that are JSON
+    text, as in OpenAI's API, become objects, as in vLLM.
+
+    Raises:
+        BadChatError: the object has no chat, or a message is incomplete.
+    """
+    if document.get(MESSAGES) is not None:
+        return _chat(document, _messages(document[MESSAGES], MESSAGES), 0)
+    prompt, completion = document.get(PROMPT), document.get(COMPLETION)
+    if prompt is None or completion is None:
+        keys = ", ".join(repr(key[:_SHOWN]) for key in list(document)[:8]) or "none"
+        raise BadChatError(
+            "no chat", f"missing key 'messages', or 'prompt' and 'completion' (the keys are {keys})"
+        )
+    if isinstance(prompt, str) and isinstance(completion, str):
+        if not completion.strip():
+            raise BadChatError("empty answer", "'completion' has no text")
+        return Completion(prompt, completion)
+    if isinstance(prompt, list) and isinstance(completion, list):
+        messages = _messages(prompt, PROMPT)
+        return _chat(document, [*messages, *_messages(completion, COMPLETION)], len(messages))
+    raise BadChatError(
+        "prompt and completion differ in type",
+        "'prompt' and 'completion' must be two strings or two lists of messages, got "
+        f"{_shown(prompt)} and {_shown(completion)}",
+    )
+
+
+def _chat(document: Mapping[str, Any], messages: list[Message], num_prompt_messages: int) -> Chat:
+    answers = [message for message in messages[num_prompt_messages:] if message["role"] == ASSISTANT]
+    if not answers:
+        raise BadChatError("no answer", f"no message has the role {ASSISTANT!r}")
+    for message in answers:
+        if not any((message.get("content", "").strip(), message.get("tool_calls"), _reasoning(message))):
+            raise BadChatError("empty answer", f"message {messages.index(message)} is an answer without text")
+    variables = document.get("chat_template_kwargs") or {}
+    if not isinstance(variables, dict):
+        raise BadChatError("chat_template_kwargs is not an object", f"got {_shown(variables)}")
+    return Chat(
+        messages,
+        num_prompt_messages,
+        _list(document, "tools"),
+        _list(document, "documents"),
+        variables,
+    )
+
+
+def _list(document: Mapping[str, Any], key: str) -> list[Any] | None:
+    """The list under `key`, which may be JSON text, since tables have no type for schemas. None if it is missing."""
+    value = document.get(key)
+    if isinstance(value, str):
+        value = _parsed(value)
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list):
+        raise BadChatError(f"{key!r} is not a list", f"{key!r} must be a list, got {_shown(value)}")
+    return value
+
+
+def _messages(value: Any, key: str) -> list[Message]:
+    if not isinstance(value, list) or not value:
+        raise BadChatError(
+            f"{key!r} is not a list of messages", f"{key!r} must be a list of messages, got {_shown(value)}"
+        )
+    return [_message(message, f"{key}[{index}]") for index, message in enumerate(value)]
+
+
+def _message(value: Any, name: str) -> Message:
+    if not isinstance(value, dict):
+        raise BadChatError("a message is not an object", f"{name} must be an object, got {_shown(value)}")
+    message = {key: item for key, item in value.items() if item is not None}
+    role = message.get("role")
+    if role not in ROLES:
+        problem = f"has the role {_shown(role)}" if role else "has no role"
+        raise BadChatError("unknown role", f"{name} {problem}; the roles are {', '.join(ROLES)}")
+    if "tool_calls" in message:
+        message["tool_calls"] = list(_tool_calls(message["tool_calls"], name))
+        if not message["tool_calls"]:
+            del message["tool_calls"]
+    if role == ASSISTANT and ("tool_calls" in message or _reasoning(message)):
+        message.setdefault("content", "")  # Jinja would print "None"
+    content = message.get("content")
+    if not isinstance(content, str):
+        problem = f"must be text, got {_shown(content)}" if "content" in message else "is missing"
+        raise BadChatError("content is not text", f"{name}.content {problem}")
+    reasoning = _reasoning(message)
+    if reasoning is not None:
+        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    return message
+
+
+def _reasoning(message: Message) -> Any:
+    return next((message[key] for key in _REASONING if message.get(key)), None)
+
+
+def _tool_calls(calls: Any, name: str) -> Iterator[dict[str, Any]]:
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise BadChatError(
+            "tool_calls is not a list", f"{name}.tool_calls must be a list of objects, got {_shown(calls)}"
+        )
+    for call in calls:
+        function = call.get("function")
+        yield (
+            {**call, "function": _with_arguments(function, name)}
+            if isinstance(function, dict)
+            else _with_arguments(call, name)
+        )
+
+
+def _with_arguments(function: dict[str, Any], name: str) -> dict[str, Any]:
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return function
+    parsed = _parsed(arguments) if arguments.strip() else {}
+    if not isinstance(parsed, dict):
+        raise BadChatError(
+            "arguments of a tool call are not an object",
+            f"{name}: the arguments of a tool call must be a JSON object, got {_shown(arguments)}",
+        )
+    return {**function, "arguments": parsed}
+
+
+def _parsed(text: str) -> Any:
+    """The value of JSON text; the text itself if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def without_nulls(value: Any) -> Any:
+    """Drops null from all objects in `value`. In tables, objects of one column have the keys of all of them."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def roles(messages: Sequence[Message]) -> str:
+    """The roles of `messages` in order, for error messages."""
+    return ", ".join(str(message["role"]) for message in messages)
