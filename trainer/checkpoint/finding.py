@@ -143,8 +143,9 @@ def _source(
             scope=Scope.ALL_RANKS,
         )
     if record.get("weights_only") and not weights_only:
+        writer = "average" if record.get("averaged") else "import"
         raise TrainerError(
-            f"{found.path} has only weights (hpcgen checkpoint import wrote it). Name it in checkpoint.load, set "
+            f"{found.path} has only weights (hpcgen checkpoint {writer} wrote it). Name it in checkpoint.load, set "
             "checkpoint.finetune: true, and save elsewhere",
             scope=Scope.ALL_RANKS,
         )

@@ -1,4 +1,4 @@
-"""`python -m trainer.huggingface`: the command line around export and import."""
+"""`python -m trainer.huggingface`: the command line around export, import and averages."""
 
 from __future__ import annotations
 
@@ -58,6 +58,12 @@ def _import(arguments: argparse.Namespace) -> None:
     import_model(arguments.source, arguments.to, _report)
 
 
+def _average(arguments: argparse.Namespace) -> None:
+    from trainer.huggingface.averaging import average
+
+    average(arguments.source, arguments.last, arguments.to, _report)
+
+
 def _report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -65,7 +71,7 @@ def _report(line: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.huggingface",
-        description="Converts checkpoints to and from Hugging Face's format.",
+        description="Converts checkpoints to and from Hugging Face's format, and averages them.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     to_huggingface = commands.add_parser("export", help="write a checkpoint as a Hugging Face directory")
@@ -97,6 +103,13 @@ def _parser() -> argparse.ArgumentParser:
     from_huggingface.add_argument(
         "--to", type=Path, required=True, metavar="DIR", help="new directory of checkpoints"
     )
+    mean = commands.add_parser("average", help="write the mean of the last checkpoints of a run")
+    mean.set_defaults(function=_average)
+    mean.add_argument(
+        "source", type=Path, metavar="RUN", help="the directory of a run, or of checkpoints of the trainer"
+    )
+    mean.add_argument("--last", type=int, required=True, metavar="N", help="number of checkpoints")
+    mean.add_argument("--to", type=Path, required=True, metavar="DIR", help="new directory of checkpoints")
     return parser
 
 

@@ -56,12 +56,12 @@ def import_model(source: Path, destination: Path, report: Report) -> None:
         path.mkdir()
         writer = WeightsWriter(path)
         dtype = _write_weights(model, writer)
-        files = writer.files | _write_common(path)
+        files = writer.files | write_common(path, 0)
         record = {**_record(model, dtype), "files": files}
         write_text(path / COMPLETE, checkpoint_files.record_text(record))
         write_text(directory / TRACKER, "0")
         sync_path(path)
-        _verify(path)
+        verify(path)
         seconds = time.monotonic() - started
     size = sum(file["bytes"] for file in files.values())
     report(
@@ -90,12 +90,12 @@ def _write_weights(source: HuggingFaceDirectory, writer: WeightsWriter) -> torch
     return dtype
 
 
-def _write_common(path: Path) -> dict[str, dict[str, Any]]:
+def write_common(path: Path, iteration: int) -> dict[str, dict[str, Any]]:
     """Write the files that Megatron-Core expects in addition to tensors and index."""
     common = {
         TRAINER_MARK: True,
         "checkpoint_version": CHECKPOINT_VERSION,
-        "iteration": 0,
+        "iteration": iteration,
         "consumed_samples": 0,
     }
     with (path / COMMON).open("xb") as file:
@@ -139,7 +139,7 @@ def _record(source: HuggingFaceDirectory, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _verify(path: Path) -> None:
+def verify(path: Path) -> None:
     """Check that the checkpoint is valid as far as names, sizes and record show.
 
     Raises:

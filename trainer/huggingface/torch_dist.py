@@ -85,11 +85,17 @@ class StoredWeights:
             TrainerError: it is missing or incomplete, or a file is damaged.
         """
         if weight.in_layers and weight.core not in self._tensors:
-            return self._read(weight.core.replace(LAYERS, f"{LAYERS}{layer}.", 1), weight.index(layer)[1:])
-        return self._read(weight.core, weight.index(layer))
+            return self.read_part(
+                weight.core.replace(LAYERS, f"{LAYERS}{layer}.", 1), weight.index(layer)[1:]
+            )
+        return self.read_part(weight.core, weight.index(layer))
 
-    def _read(self, name: str, first: tuple[int, ...]) -> torch.Tensor:
-        """The part of a tensor at the index `first` of its leading axes."""
+    def read_part(self, name: str, first: tuple[int, ...]) -> torch.Tensor:
+        """The part of a tensor at the index `first` of its leading axes.
+
+        Raises:
+            TrainerError: it is incomplete, or a file is damaged.
+        """
         stored = self._tensors[name]
         axes = len(first)
         chunks = [chunk for chunk in stored.chunks if _contains(chunk, first)]
@@ -157,16 +163,16 @@ class WeightsWriter:
     def write(self, weight: Weight, tensor: torch.Tensor, layer: int = 0, num_layers: int = 1) -> None:
         """Write a tensor, or the part of a stacked tensor that belongs to one layer or expert."""
         assert tuple(tensor.shape) == weight.shape, (weight, tensor.shape)
-        lead = weight.index(layer)
-        tensor = tensor.reshape(*(1 for _ in lead), *tensor.shape).contiguous()
-        offsets = torch.Size((*lead, *(0 for _ in weight.shape)))
+        self.write_part(weight.core, weight.stacked_shape(num_layers), weight.index(layer), tensor)
+
+    def write_part(
+        self, name: str, shape: tuple[int, ...], first: tuple[int, ...], tensor: torch.Tensor
+    ) -> None:
+        """Write the part of the tensor `name` of `shape` that is at the index `first` of its leading axes."""
+        offsets = torch.Size((*first, *(0 for _ in tensor.shape)))
+        tensor = tensor.reshape(*(1 for _ in first), *tensor.shape).contiguous()
         entry = self._tensors.setdefault(
-            weight.core,
-            TensorStorageMetadata(
-                TensorProperties(dtype=tensor.dtype),
-                torch.Size(weight.stacked_shape(num_layers)),
-                [],
-            ),
+            name, TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), torch.Size(shape), [])
         )
         entry.chunks.append(ChunkStorageMetadata(offsets, tensor.shape))
         file = self._open_file()
@@ -178,7 +184,7 @@ class WeightsWriter:
                 raise
             raise file.error from error
         place = _StorageInfo(file.path.name, first, file.size - first)
-        self._places[MetadataIndex(weight.core, offsets)] = place
+        self._places[MetadataIndex(name, offsets)] = place
 
     def finish(self) -> None:
         """Write the index, after the last tensor."""

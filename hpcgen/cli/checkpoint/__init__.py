@@ -19,6 +19,10 @@ SECTIONS = {
         "import": Lazy(
             "hpcgen.cli.checkpoint.import_model", "Write a Hugging Face model as a checkpoint for training."
         ),
+        "average": Lazy(
+            "hpcgen.cli.checkpoint.average",
+            "Write the mean of the last checkpoints of a run as a checkpoint.",
+        ),
     }
 }
 """Heading of the help -> command -> module and summary."""
@@ -26,4 +30,4 @@ SECTIONS = {
 
 @click.group("checkpoint", cls=LazyGroup, sections=SECTIONS)
 def command() -> None:
-    """Only export and import need torch."""
+    """Only export, import and average need torch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,9 +96,8 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
         )
         return
     if record.get("weights_only"):
-        origin = record.get("origins", {}).get("huggingface", {})
-        yield "iteration", "0, weights only"
-        yield "imported", f"{moment(record['time'])} from {origin.get('name')} ({origin.get('family')})"
+        yield "iteration", f"{record['iteration']:,}, weights only"
+        yield _origin_of_weights(record)
         yield (
             "size",
             f"{size_text(num_bytes)} in {counted(len(record['files']), 'file')}, {record['precision']}",
@@ -121,6 +120,16 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
         yield section, _section(section, record[section])
     yield "data", _data(record.get("data") or {})
     yield "versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+
+
+def _origin_of_weights(record: Mapping[str, Any]) -> tuple[str, str]:
+    """How the weights of a checkpoint without optimizer state were made."""
+    if averaged := record.get("averaged"):
+        iterations = ", ".join(f"{each['iteration']:,}" for each in averaged)
+        of = Path(averaged[-1]["path"]).parent
+        return "averaged", f"{moment(record['time'])}, the mean of iterations {iterations} of {of}"
+    origin = record.get("origins", {}).get("huggingface", {})
+    return "imported", f"{moment(record['time'])} from {origin.get('name')} ({origin.get('family')})"
 
 
 def _section(name: str, values: dict[str, Any]) -> str:

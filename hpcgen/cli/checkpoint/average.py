@@ -1,0 +1,40 @@
+"""hpcgen checkpoint average: write the mean of the last checkpoints of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hpcgen.cli.checkpoint.paths import complete_checkpoints
+from hpcgen.text import harmless
+
+
+@click.command("average")
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path), shell_complete=complete_checkpoints)
+@click.option(
+    "--last",
+    required=True,
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Number of checkpoints, counted from the newest complete one.",
+)
+@click.option(
+    "-o",
+    "--to",
+    "destination",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="New directory.",
+)
+@click.pass_context
+def command(ctx: click.Context, run: Path, last: int, destination: Path) -> None:
+    """RUN is the directory of a run or of checkpoints of the trainer. DIR becomes a directory of checkpoints with the
+    mean of the weights of the last N, for generate, evaluate, checkpoint export, and checkpoint.load with
+    checkpoint.finetune: true. Needs torch and safetensors, but no GPU.
+    """
+    from hpcgen.checkpoints.conversion import convert
+
+    arguments = ["average", str(run), "--last", str(last), "--to", str(destination)]
+    ctx.exit(convert(arguments, lambda line: click.echo(harmless(line), err=True)))
