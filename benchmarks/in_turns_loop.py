@@ -64,7 +64,7 @@ class Turns:
             self._end(TRAINER)
             self._run_bare(BARE, waits=True)
             self._run_bare(NEVER_WAITS, waits=False)
-            if len(self._seconds[TRAINER]) == self._rounds:
+            if len(self._seconds[TRAINER]) > self._rounds:
                 self._leave()
             self._left = self._steps
             self._begin()

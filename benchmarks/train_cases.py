@@ -89,6 +89,7 @@ CASES = (
     Case("llama-8l-mbs2-fp8", LLAMA_8_LAYERS, 2, 8, training=FP8),
     Case("llama-8l-mbs2-fp8-delayed", LLAMA_8_LAYERS, 2, 8, training=FP8 | {"fp8_recipe": "delayed"}),
     Case("gpt-1.3b-dp2", GPT_1_3B, 4, 32, 2, OVERLAP, single="gpt-1.3b-mbs4"),
+    Case("gpt-1.3b-dp2-mbs1", GPT_1_3B, 1, 8, 2, OVERLAP),
     Case("gpt-1.3b-tp2", GPT_1_3B, 4, 16, 2, TP2_SP, single="gpt-1.3b-mbs4"),
     Case("gpt-1.3b-pp2", GPT_1_3B, 4, 32, 2, PP2, single="gpt-1.3b-mbs4"),
     Case("gpt-1.3b-pp2-vpp4", GPT_1_3B, 4, 32, 2, PP2 | VPP4, has_peers=False, single="gpt-1.3b-mbs4"),

@@ -1,0 +1,88 @@
+"""Adapters next to Transformer Engine's layers (make test-gpu), whose linear layers normalize their own input."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from tests.trainer.runs import LLAMA, Run, finished, write_corpus
+from tests.trainer.test_gpu import TP2_SP, needs_gpus, on_gpus, with_engine
+
+TOLERANCE = 0.02
+"""Largest difference of a loss between kernels and layouts. In bf16 the order of sums differs."""
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "long", documents=400)
+
+
+@pytest.fixture(scope="module")
+def base(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The model that the adapters belong to."""
+    return finished(on_gpus(corpus, tmp_path_factory.mktemp("base"), 1, {}, LLAMA))
+
+
+@pytest.fixture(scope="module")
+def adapted(corpus: str, base: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Adapters on one GPU, with Transformer Engine if it is installed."""
+    return finished(adapters(corpus, tmp_path_factory.mktemp("adapted"), base, 1, {}))
+
+
+def adapters(
+    corpus: str, directory: Path, base: Run, world_size: int, layout: dict[str, Any]
+) -> dict[str, Any]:
+    """Twelve steps of adapters whose rate and scale are so large that mistakes show in the losses."""
+    config = on_gpus(corpus, directory / "run", world_size, layout, LLAMA)
+    config["optimizer"]["lr"] = 5e-3
+    config["training"]["seed"] = 5
+    config["lora"] = {"rank": 8, "alpha": 16.0}
+    config["checkpoint"] = {"load": str(base.checkpoints), "finetune": True, "save_interval": 6}
+    return config
+
+
+def assert_same_losses(found: Run, expected: Run) -> None:
+    losses, others = ([step[1] for step in each.steps] for each in (found, expected))
+    numpy.testing.assert_allclose(losses, others, rtol=0, atol=TOLERANCE)
+
+
+@with_engine
+def test_adapters_learn_what_they_do_with_the_layers_of_torch(
+    corpus: str, base: Run, adapted: Run, tmp_path: Path
+) -> None:
+    assert "layers and attention by Transformer Engine" in adapted.log
+    losses = [step[1] for step in adapted.steps]
+    assert losses[-1] < losses[0] - 0.05
+    config = adapters(corpus, tmp_path, base, 1, {})
+    config["training"]["transformer_impl"] = "torch"
+    assert_same_losses(finished(config), adapted)
+
+
+@pytest.mark.parametrize("layout", [pytest.param(TP2_SP, id="TP2+SP", marks=needs_gpus(2))])
+def test_adapters_learn_alike_on_two_gpus(
+    layout: dict[str, Any], corpus: str, base: Run, adapted: Run, tmp_path: Path
+) -> None:
+    assert_same_losses(finished(adapters(corpus, tmp_path, base, 2, layout)), adapted)
+
+
+def test_a_resume_reads_the_base_model_that_training_left_unchanged(
+    corpus: str, base: Run, adapted: Run, tmp_path: Path
+) -> None:
+    """The weights of the base model come from its own checkpoint again: changed ones would continue differently."""
+    first = adapters(corpus, tmp_path, base, 1, {})
+    second = copy.deepcopy(first)
+    first["training"]["train_iters"] = 6
+    finished(first)
+    resumed = finished(second)
+    assert [step[0] for step in resumed.steps] == list(range(1, 13))
+    assert_same_losses(resumed, adapted)
