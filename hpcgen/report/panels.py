@@ -18,6 +18,7 @@ from hpcgen.runs.metrics_line import Event, number_or_none
 from hpcgen.text import few
 from trainer.contract.config import NAMED_SPLIT
 from trainer.contract.evaluation import EvaluationResult
+from trainer.contract.files.metrics_columns import OUTPUT_Z_LOSS
 
 RECENT_SHARE = 0.75
 """Fraction of the run after which the chart of the recent loss starts."""
@@ -139,6 +140,8 @@ def _of_one(run: NamedHistory) -> Iterator[Chart | None]:
     yield _loss(run, x_scale, verticals)
     yield _recent_loss(run, verticals)
     yield _mtp_losses(run, x_scale, verticals)
+    yield from _objective(run, x_scale, verticals)
+    yield from _metrics(run, x_scale, verticals)
     yield from draw_results(run.results, x_scale, verticals)
     yield panel(GRADIENT_NORM)
     yield panel(LEARNING_RATE)
@@ -163,6 +166,7 @@ def _of_several(runs: Sequence[NamedHistory]) -> Iterator[Chart | None]:
     yield _loss_by_tokens(runs)
     yield from _validation_losses(runs, x_scale)
     yield _first_mtp_losses(runs, x_scale)
+    yield from _own_columns(runs, x_scale)
     yield from compare_results([(run.name, run.results) for run in runs], x_scale)
     for panel in (GRADIENT_NORM, LEARNING_RATE, THROUGHPUT):
         yield draw(panel.key, panel.title, lines(panel.column, smooth=panel.smooth), x_scale, panel.style)
@@ -271,6 +275,43 @@ def _mtp_losses(run: NamedHistory, x_scale: Scale, verticals: Sequence[tuple[int
     return draw("mtp-loss", "Losses of the MTP layers", lines, x_scale, style)
 
 
+def _objective(
+    run: NamedHistory, x_scale: Scale, verticals: Sequence[tuple[int, str]]
+) -> Iterator[Chart | None]:
+    """Plots what steps minimize and its parts next to the loss, and the z-loss, whose scale is another."""
+    parts = [name for name in run.history.losses if name != OUTPUT_Z_LOSS]
+    if parts:
+        style = Style(unit="nats per token", log_from=2.5, verticals=verticals)
+        lines = [_line(run, name, name, number) for number, name in enumerate(("loss", *parts))]
+        yield draw("objective", "Objective", lines, x_scale, style)
+    if OUTPUT_Z_LOSS in run.history.losses:
+        style = Style(unit="squared nats", log_from=2.5, verticals=verticals)
+        line = _line(run, OUTPUT_Z_LOSS, "log Z squared", 0)
+        yield draw("output-z-loss", "Z-loss of the output", [line], x_scale, style)
+
+
+def _metrics(
+    run: NamedHistory, x_scale: Scale, verticals: Sequence[tuple[int, str]]
+) -> Iterator[Chart | None]:
+    """Plots each metric of the user, in training and in evaluations."""
+    for name in run.history.metrics:
+        lines = [_line(run, name, "train", 0, smooth=False), *_evaluations(run, column=name)]
+        yield draw(f"metric-{name}", name, lines, x_scale, Style(unit="mean", verticals=verticals))
+
+
+def _own_columns(runs: Sequence[NamedHistory], x_scale: Scale) -> Iterator[Chart | None]:
+    """Plots the parts of the objective and the metrics that any of the runs has."""
+    histories = [run.history for run in runs]
+    names = dict.fromkeys(name for each in histories for name in (*each.losses, *each.metrics))
+    for name in names:
+        lines = [
+            _line(run, name, run.name, number)
+            for number, run in enumerate(runs)
+            if name in run.history.columns
+        ]
+        yield draw(f"own-{name}", name, lines, x_scale, Style(unit="mean"))
+
+
 def _flops(run: NamedHistory, x_scale: Scale, verticals: Sequence[tuple[int, str]]) -> Chart | None:
     """Plots model TFLOP/s, with MFU on the right axis."""
     peak = number_or_none(run.history.start.get("peak_tflops"))
@@ -361,19 +402,21 @@ def _line(run: NamedHistory, column: str, label: str, color: int, *, smooth: boo
     return Series.line(label, color, buckets, smooth=smooth)
 
 
-def _evaluations(run: NamedHistory, first: int = 0) -> list[Series]:
+def _evaluations(run: NamedHistory, first: int = 0, column: str = "loss") -> list[Series]:
     splits = sorted({str(event.get("split")) for event in run.history.evaluations}, reverse=True)
-    lines = [_evaluation(run, split, split, color, first) for color, split in enumerate(splits, 1)]
+    lines = [_evaluation(run, split, split, color, first, column) for color, split in enumerate(splits, 1)]
     return [line for line in lines if len(line.x)]
 
 
-def _evaluation(run: NamedHistory, split: str, label: str, color: int, first: int = 0) -> Series:
+def _evaluation(
+    run: NamedHistory, split: str, label: str, color: int, first: int = 0, column: str = "loss"
+) -> Series:
     events = [
         event
         for event in run.history.evaluations
         if str(event.get("split")) == split and event["iteration"] >= first
     ]
-    return Series.dots(label, color, *_points(events, "loss"))
+    return Series.dots(label, color, *_points(events, column))
 
 
 def _points(events: Sequence[Event], name: str) -> tuple[Column, Column]:

@@ -17,14 +17,23 @@ from hpcgen.errors import HpcgenError
 from hpcgen.runs import metrics_line
 from hpcgen.runs.metrics_line import Event, number_or_none
 from hpcgen.text import counted
-from trainer.contract.files.metrics_columns import NUMBERS_OF_STEP
+from trainer.contract.files.metrics_columns import (
+    NUMBERS_OF_STEP,
+    OF_OBJECTIVE,
+    is_mtp_loss,
+    own_name_problem,
+)
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.wording import ASKED_TO_STOP
 
 Column = NDArray[np.float64]
 
 COLUMNS = NUMBERS_OF_STEP
-"""Numeric fields of a step; NaN if a line has no value. The columns of a run with MTP layers follow."""
+"""Numeric fields of a step; NaN if a line has no value. The columns that only some runs have follow."""
+
+
+MAX_COLUMNS = 200
+"""Limit of columns, since a file of others could name any number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +98,10 @@ class History:
     columns: dict[str, Column]
     stages: tuple[Stage, ...]
     """Stages of the data in the order of the steps; empty for a run without data.stages."""
+    losses: tuple[str, ...]
+    """Columns for what steps minimize and its parts, if this is not just the loss."""
+    metrics: tuple[str, ...]
+    """Columns for metrics of the user."""
     attempts: tuple[Attempt, ...]
     evaluations: tuple[Event, ...]
     spikes: tuple[Event, ...]
@@ -102,7 +115,7 @@ class History:
     @property
     def mtp_losses(self) -> list[str]:
         """Names of the columns with the losses of MTP layers, from the first layer to the last."""
-        return [name for name in self.columns if name not in COLUMNS]
+        return [name for name in self.columns if is_mtp_loss(name)]
 
     @property
     def start(self) -> Event:
@@ -146,6 +159,7 @@ class _Reader:
             name: [] for name in ("evaluation", "spike", "checkpoint", "straggler", "experts")
         }
         self.mtp_layers = 0
+        self.named: dict[str, list[str]] = {"losses": [], "metrics": []}
         self.lines = 0
         self.unreadable = 0
         self._first_unreadable: tuple[int, bytes] | None = None
@@ -175,6 +189,8 @@ class _Reader:
             attempt=np.array(self.attempt_of, dtype=np.int64),
             columns={name: np.array(column, dtype=np.float64) for name, column in self.columns.items()},
             stages=tuple(self._stages()),
+            losses=tuple(self.named["losses"]),
+            metrics=tuple(self.named["metrics"]),
             attempts=tuple(attempt.closed() for attempt in self.attempts),
             evaluations=tuple(self.rare["evaluation"]),
             spikes=tuple(self.rare["spike"]),
@@ -198,10 +214,20 @@ class _Reader:
         elif kind == "start":
             self._forget_after(event["iteration"])
             self.attempts.append(_OpenAttempt(event))
+            for key, names in self.named.items():
+                names += self._new_columns(event.get(key))
         elif kind in self.rare:
             self.rare[kind].append(event)
         if self.attempts:
             self.attempts[-1].see(event)
+
+    def _new_columns(self, names: object) -> Iterator[str]:
+        """Add the columns that a start names. Yields those of the user, and those of the objective."""
+        for name in names if isinstance(names, list) else ():
+            is_own = isinstance(name, str) and (name in OF_OBJECTIVE or not own_name_problem(name))
+            if is_own and name not in self.columns and len(self.columns) < MAX_COLUMNS:
+                self.columns[name] = array("d", [math.nan]) * len(self.iterations)
+                yield name
 
     def _take_step(self, event: Event) -> None:
         if self.iterations and event["iteration"] <= self.iterations[-1]:

@@ -95,6 +95,27 @@ def test_a_report_shows_the_losses_of_mtp_layers(tmp_path: Path) -> None:
     assert "mtp-loss" not in report(dense).charts
 
 
+def test_a_report_shows_the_objective_and_metrics_of_the_user(tmp_path: Path) -> None:
+    own = {
+        "losses": ["mtp_1_loss", "objective", "kl", "output_z_loss"],
+        "metrics": ["accuracy", "</script>", 7],
+    }
+    values = {"objective": 3.5, "kl": 0.5, "output_z_loss": 48.0, "accuracy": 0.25}
+    evaluation = {"event": "evaluation", "iteration": 30, "time": 1.0, "split": "valid", "loss": 2.0}
+    events = [start() | own, *steps(1, 30, **values), evaluation | {"accuracy": 0.75}]
+    run = write_run(tmp_path / "own", events)
+    page = report(run)
+    assert [page.series("objective", i)["label"] for i in range(3)] == ["loss", "objective", "kl"]
+    assert page.series("output-z-loss", 0)["middle"][0] == 48.0
+    assert page.series("metric-accuracy", 0)["middle"][0] == 0.25
+    assert page.series("metric-accuracy", 1)["middle"] == [0.75]
+    assert not any("script" in key for key in page.charts)
+    other = write_run(tmp_path / "plain", [start(), *steps(1, 30)])
+    both = report(run, other).values["charts"]
+    assert [each["label"] for each in both["own-accuracy"]["series"]] == ["own"]
+    assert "objective" not in report(other).charts
+
+
 def test_a_report_shows_where_the_stages_of_the_data_begin(tmp_path: Path) -> None:
     """The last attempt repeats the end of a stage."""
     events = [

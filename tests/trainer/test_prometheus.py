@@ -20,7 +20,7 @@ from trainer.contract.config import TrainerConfig
 from trainer.contract.config.resolve import resolve
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.metrics.console import Log
-from trainer.metrics.prometheus import FIGURES, Prometheus, open_prometheus, text
+from trainer.metrics.prometheus import FIGURES, NAMED, Prometheus, open_prometheus, text
 
 LABELS = 'run="a\\"b",slurm_job="7"'
 VALUES = {
@@ -165,7 +165,7 @@ def test_a_step_does_not_wait_for_the_figures(tmp_path: Path) -> None:
 
 def test_the_dashboard_shows_only_figures_that_exist() -> None:
     dashboard = json.loads((Path(__file__).parents[2] / "examples/grafana-training.json").read_text())
-    known = {figure.name for figure in FIGURES}
+    known = {NAMED, *(figure.name for figure in FIGURES)}
     used = set()
     for panel in dashboard["panels"]:
         for target in panel["targets"]:
@@ -174,6 +174,18 @@ def test_the_dashboard_shows_only_figures_that_exist() -> None:
             used |= names
     assert used <= known
     assert known - used == {"hpcgen_training_consumed_tokens_total"}
+
+
+def test_further_losses_and_metrics_have_their_name_as_a_label() -> None:
+    values = {"train/loss": 2.5, "train/objective": 3.0, "valid/accuracy": 0.25, "valid/wiki/accuracy": 0.5}
+    lines = text(values, LABELS, ("objective", "accuracy")).splitlines()
+    found = [line.partition(",name=")[2] for line in lines if line.startswith(f"{NAMED}{{")]
+    assert found == [
+        '"objective",split="train"} 3.0',
+        '"accuracy",split="valid"} 0.25',
+        '"accuracy",split="valid/wiki"} 0.5',
+    ]
+    assert lines.count(f"# TYPE {NAMED} gauge") == 1
 
 
 def test_each_named_validation_set_has_its_label() -> None:

@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,12 +112,26 @@ FIGURES = (
 sets follow."""
 
 
+NAMED = "hpcgen_training_metric"
+"""Name of all further losses and of the metrics of the user, with labels for the name and the split."""
+
+
+def _named(source: str) -> Figure:
+    split, _, name = source.rpartition("/")
+    text = "Further losses, and metrics of the user"
+    return Figure(NAMED, "gauge", text, source, labels=f',name="{name}",split="{split}"')
+
+
 class Prometheus:
     """Shows the newest numbers of rank 0. A thread writes the file, so that a step never waits for the storage."""
 
-    def __init__(self, path: Path, labels: str, train_iters: int, log: Log, *, keep: bool) -> None:
-        """`keep`: leave the file at the end. A node's exporter would show it for ever."""
+    def __init__(
+        self, path: Path, labels: str, train_iters: int, log: Log, *, keep: bool, names: Sequence[str] = ()
+    ) -> None:
+        """`keep`: leave the file at the end. A node's exporter would show it for ever. `names`: further losses, and
+        metrics of the user."""
         self._path, self._labels, self._log, self._keep = path, labels, log, keep
+        self._names = frozenset(names)
         self._values: dict[str, float] = {"train_iters": train_iters}
         self._iteration = 0
         self._text = ""
@@ -165,7 +179,7 @@ class Prometheus:
             self._has_news.wait()
             self._has_news.clear()
             is_last = self._closed
-            self._text = text(self._values, self._labels)
+            self._text = text(self._values, self._labels, self._names)
             try:
                 if self._keep:
                     publish(self._path, self._text)
@@ -180,13 +194,14 @@ class Prometheus:
                 self._path.unlink()
 
 
-def text(values: Mapping[str, float], labels: str) -> str:
-    """The figures in Prometheus' text format."""
+def text(values: Mapping[str, float], labels: str, names: Collection[str] = ()) -> str:
+    """The figures in Prometheus' text format, with those of further losses and metrics that `names` has."""
     lines: list[str] = []
     before = ""
     splits = (name.removesuffix("/loss") for name in values if name.endswith("/loss"))
     named = (split for split in splits if split.startswith(NAMED_SPLIT))
-    for figure in (*FIGURES, *map(_evaluation_loss, named)):
+    further = (source for source in values if source.rpartition("/")[2] in names)
+    for figure in (*FIGURES, *map(_evaluation_loss, named), *map(_named, further)):
         if figure.source not in values:
             continue
         if (name := figure.family()) != before:
@@ -198,13 +213,15 @@ def text(values: Mapping[str, float], labels: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def open_prometheus(config: TrainerConfig, run: RunDirectory, log: Log) -> Prometheus:
-    """Start to show figures, as the configuration asks."""
+def open_prometheus(
+    config: TrainerConfig, run: RunDirectory, log: Log, names: Sequence[str] = ()
+) -> Prometheus:
+    """Start to show figures, as the configuration asks. `names` are further losses, and metrics of the user."""
     logging = config.logging
     labels = f'run="{_escaped(config.name)}",slurm_job="{_escaped(slurm_job.job_id())}"'
     directory = logging.prometheus_directory
     path = run.root / RunDirectory.PROMETHEUS if directory is None else Path(directory, _shared_name(config))
-    board = Prometheus(path, labels, config.training.train_iters, log, keep=directory is None)
+    board = Prometheus(path, labels, config.training.train_iters, log, keep=directory is None, names=names)
     if logging.prometheus_port is not None:
         board.serve(logging.prometheus_address, logging.prometheus_port)
     return board

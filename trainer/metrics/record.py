@@ -140,14 +140,14 @@ class Metrics:
         if self._lines is not None:
             # Files that prove training are written after this line. If they exist without it, lines were lost.
             self._lines.sync()
-            self._open_boards(iteration)
+            self._open_boards(iteration, objective.names)
 
-    def _open_boards(self, iteration: int) -> None:
+    def _open_boards(self, iteration: int, names: Sequence[str]) -> None:
         logging = self._config.logging
         boards = (
             open_tensorboard(self._run.tensorboard, iteration, self._log) if logging.tensorboard else None,
             open_experiment(self._config, self._run, self._log) if logging.wandb_project else None,
-            open_prometheus(self._config, self._run, self._log) if logging.prometheus else None,
+            open_prometheus(self._config, self._run, self._log, names) if logging.prometheus else None,
         )
         self._boards = [board for board in boards if board is not None]
 

@@ -38,11 +38,12 @@ OBJECTIVE = "objective"
 OUTPUT_Z_LOSS = "output_z_loss"
 """Column for `training.z_loss_coeff`. The z-loss of routers is `z_loss`, as in Megatron-LM."""
 
+OF_OBJECTIVE = (OBJECTIVE, OUTPUT_Z_LOSS)
+
 TAKEN = frozenset(
     (
         *NUMBERS_OF_STEP,
-        OBJECTIVE,
-        OUTPUT_Z_LOSS,
+        *OF_OBJECTIVE,
         "event",
         "iteration",
         "split",
@@ -61,6 +62,9 @@ def own_name_problem(name: str) -> str:
     """Why the user's own loss or metric cannot be called `name`. Empty if it can be."""
     if re.fullmatch(r"[A-Za-z]\w{0,63}", name, re.ASCII) is None:
         return "must be 1 to 64 letters, digits or _, starting with a letter"
-    if name in TAKEN or re.fullmatch(r"mtp_\d+_loss", name):
-        return "is a column of the trainer itself"
-    return ""
+    return "is a column of the trainer itself" if name in TAKEN or is_mtp_loss(name) else ""
+
+
+def is_mtp_loss(name: str) -> bool:
+    """True for the column of a layer of multi-token prediction."""
+    return re.fullmatch(r"mtp_\d+_loss", name, re.ASCII) is not None
