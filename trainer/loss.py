@@ -15,7 +15,7 @@ from megatron.core.utils import unwrap_model
 
 from trainer.contract.config import TrainerConfig
 from trainer.data.loader import MicroBatch
-from trainer.model import multi_token
+from trainer.model import experts, multi_token
 from trainer.model.head import Head, Wanted
 
 
@@ -49,7 +49,7 @@ class Objective:
         """Begin the forward pass of `chunk` on `batch`. Returns further arguments of it."""
         if self._head is not None:
             self._head.batch = batch
-        return multi_token.arguments(chunk, batch)
+        return multi_token.arguments(chunk, batch) | experts.arguments(chunk, batch)
 
     def of_microbatch(
         self, token_losses: torch.Tensor, batch: MicroBatch, chunk: torch.nn.Module

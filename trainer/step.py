@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +52,7 @@ class TrainingState:
     consumed_samples: int = 0
     """Number of training samples that these steps have read."""
     consumed_tokens: int = 0
-    """Number of tokens of these samples, whose length may have changed."""
+    """Number of tokens of these samples, without padding. Their length may have changed."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ class StepResult:
     """Further losses and metrics by name, as means over their tokens (`trainer.loss`). Metrics are not in each step."""
     visible_pairs: float | None = None
     """Pairs of a query and a key of the same document in the global batch; None if samples are not separated."""
+    padding: int = 0
+    """Tokens of the global batch that only fill samples of chats."""
     experts: torch.Tensor | None = None
     """Statistics of the routers in the global batch, on the CPU (`trainer.model.experts.take_statistics`)."""
 
@@ -118,13 +121,13 @@ def train_step(
     biases = expert_biases(state.routers)
     previous_biases = [bias.clone() for bias in biases]
     state.objective.measure((state.iteration + 1) % config.logging.log_interval == 0)
-    totals, pairs = forward_backward(state.model, state.objective, batches, config, groups, batch.size)
+    totals, contents = forward_backward(state.model, state.objective, batches, config, groups, batch.size)
     # Only fp16 has a scale, and reading it waits for the GPU.
     loss_scale = float(optimizer.get_loss_scale()) if config.training.precision == "fp16" else 1.0
     overflowed = optimizer.prepare_grads()
     norm = totals.new_zeros(1) if overflowed else gradients.norm(optimizer, totals)
     statistics = take_statistics(state.routers, config.model, totals.device)
-    agreed = _agree(totals, norm, vote(), pairs, statistics)
+    agreed = _agree(totals, norm, vote(), contents, statistics)
     divisor = gradients.divisor(agreed.tokens, config)
     grad_norm = agreed.norm / divisor
     terms = {
@@ -148,13 +151,14 @@ def train_step(
     state.scheduler.step(1)
     state.iteration += 1
     state.consumed_samples += batch.size
-    state.consumed_tokens += batch.size * config.model.seq_length
+    state.consumed_tokens += batch.size * config.model.seq_length - agreed.contents.padding
     return StepResult(
         batch=batch,
         consumed_tokens=state.consumed_tokens,
         loss=agreed.loss,
         terms=terms,
-        visible_pairs=agreed.visible_pairs if config.data.reset_attention_mask else None,
+        visible_pairs=agreed.contents.visible_pairs if config.data.separates_documents else None,
+        padding=agreed.contents.padding,
         grad_norm=None if overflowed else grad_norm,
         lr=lr,
         loss_scale=loss_scale,
@@ -181,6 +185,15 @@ def _start_gathering(state: TrainingState) -> None:
             chunk.start_param_sync()
 
 
+class Contents(NamedTuple):
+    """What samples hold in place of one document each."""
+
+    visible_pairs: float = 0.0
+    """Pairs of a query and a key of the same document; 0 if samples are not separated."""
+    padding: int = 0
+    """Tokens of no chat."""
+
+
 def forward_backward(
     model: list[DistributedDataParallel],
     objective: Objective,
@@ -190,14 +203,14 @@ def forward_backward(
     batch_size: int,
     *,
     forward_only: bool = False,
-) -> tuple[torch.Tensor, float]:
+) -> tuple[torch.Tensor, Contents]:
     """Run one global batch of `batch_size` samples. Returns this rank's [sum of losses, tokens] in fp64 on its device,
-    and its pairs of a query and a key of the same document.
+    and what its samples hold.
 
     The sum and the number of each further loss follow the tokens. All are zero on ranks that do not compute the loss,
     and on all but one of those that compute the same loss.
     """
-    results: list[tuple[torch.Tensor, torch.Tensor | None]] = get_forward_backward_func()(
+    results: list[tuple[torch.Tensor, _Samples]] = get_forward_backward_func()(
         forward_step_func=functools.partial(_forward_step, objective),
         data_iterator=batches if len(batches) > 1 else batches[0],
         model=model,
@@ -207,15 +220,28 @@ def forward_backward(
         forward_only=forward_only,
     )
     if results and groups.tp.rank() == 0:  # last stage; all its tensor-parallel ranks have the same numbers
-        pairs = sum(_visible_pairs(boundaries, config) for _, boundaries in results) / groups.cp.size()
-        return torch.stack([totals for totals, _ in results]).sum(0).double(), pairs
+        contents = _contents([samples for _, samples in results], config)
+        if groups.cp.rank() > 0:  # all context-parallel ranks know the complete samples
+            contents = Contents()
+        return torch.stack([totals for totals, _ in results]).sum(0).double(), contents
     size = 2 + 2 * len(objective.names)
-    return torch.zeros(size, dtype=torch.float64, device="cuda" if config.device == "cuda" else "cpu"), 0.0
+    device = "cuda" if config.device == "cuda" else "cpu"
+    return torch.zeros(size, dtype=torch.float64, device=device), Contents()
 
 
-def _visible_pairs(boundaries: torch.Tensor | None, config: TrainerConfig) -> float:
-    """Pairs of a query and a key of the same document in a microbatch; 0 if its samples are not separated."""
-    return 0.0 if boundaries is None else visible_pairs(config.model, boundaries.diff().tolist())
+class _Samples(NamedTuple):
+    """The boundaries and the padding of a microbatch, without its tensors on the GPU."""
+
+    boundaries: torch.Tensor | None
+    padding: tuple[int, ...] | None
+
+
+def _contents(batches: Sequence[_Samples], config: TrainerConfig) -> Contents:
+    """What the samples of some microbatches hold. Padding is no document."""
+    lengths = [each.boundaries.diff().tolist() for each in batches if each.boundaries is not None]
+    padding = [length for each in batches for length in each.padding or ()]
+    pairs = visible_pairs(config.model, itertools.chain.from_iterable(lengths))
+    return Contents(pairs - visible_pairs(config.model, padding), sum(padding))
 
 
 class _Agreed(NamedTuple):
@@ -229,32 +255,32 @@ class _Agreed(NamedTuple):
     norm: float
     """Norm of the gradients before they are divided."""
     vote: Vote
-    visible_pairs: float
+    contents: Contents
     statistics: torch.Tensor
 
 
 def _agree(
-    totals: torch.Tensor, norm: torch.Tensor, vote: Vote, pairs: float, statistics: torch.Tensor
+    totals: torch.Tensor, norm: torch.Tensor, vote: Vote, contents: Contents, statistics: torch.Tensor
 ) -> _Agreed:
     """Combine the numbers and votes of all ranks in one small all-reduce. fp64 keeps the counts exact.
 
     `norm` is already the norm over all ranks.
     """
-    own = torch.tensor([vote.stop, vote.save, vote.writing, vote.failed, pairs], dtype=torch.float64)
+    own = torch.tensor([vote.stop, vote.save, vote.writing, vote.failed, *contents], dtype=torch.float64)
     numbers = torch.cat([totals, own.to(totals.device, non_blocking=True), statistics.flatten()])
     torch.distributed.all_reduce(numbers)
     numbers = torch.cat([norm, numbers]).cpu()
     end_of_losses, end_of_own = 1 + len(totals), 1 + len(totals) + len(own)
     agreed_norm, *sums = numbers[:end_of_losses].tolist()
     terms = (total / number if number else None for total, number in zip(sums[2::2], sums[3::2], strict=True))
-    *votes, agreed_pairs = numbers[end_of_losses:end_of_own].tolist()
+    *votes, pairs, padding = numbers[end_of_losses:end_of_own].tolist()
     return _Agreed(
         loss=sums[0] / max(sums[1], 1),
         terms=tuple(terms),
         tokens=sums[1],
         norm=agreed_norm,
         vote=Vote(*(count > 0 for count in votes)),
-        visible_pairs=agreed_pairs,
+        contents=Contents(pairs, int(padding)),
         statistics=numbers[end_of_own:].view(statistics.shape),
     )
 
@@ -329,9 +355,9 @@ def _forward_step(
     )
 
     def loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, object]:
-        """[b, s] -> the sum to differentiate, its number of tokens, and the sums and boundaries for the log."""
+        """[b, s] -> the sum to differentiate, its number of tokens, and the sums and samples for the log."""
         total, tokens, sums = objective.of_microbatch(token_losses, batch, chunk)
-        return total, tokens, (sums, batch.boundaries)
+        return total, tokens, (sums, _Samples(batch.boundaries, batch.padding))
 
     return output, loss
 

@@ -11,7 +11,7 @@ import bisect
 import mmap
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from trainer.contract.config import Dataset, TrainerConfig
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.resuming import sampling
 from trainer.contract.resuming.data_stages import stages_left
-from trainer.contract.resuming.sampling import Documents, Listed, Mixture, Sampling, Stream, draws
+from trainer.contract.resuming.sampling import Documents, Listed, Mixture, Packing, Sampling, Stream, draws
 from trainer.contract.rules.data import split_weights
 
 _HEADER = struct.Struct("<9sQBQQ")
@@ -100,7 +100,7 @@ def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[R
         is_known = record.get("sampling") is not None
         earlier = sampling.from_dict(record["sampling"]) if is_known else earlier
     streams = {
-        dataset.prefix: Stream(identity, _documents(pair, share, identity, earlier), trainer.model.seq_length)
+        dataset.prefix: _stream(trainer, _documents(pair, share, identity, earlier), identity, earlier)
         for dataset, pair, identity in zip(datasets, pairs, identities, strict=True)
     }
     stages = stages_left(data, trainer.training, iteration, consumed)
@@ -131,7 +131,7 @@ def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[R
 
 
 def _mixture(datasets: Sequence[Dataset], streams: Mapping[str, Stream], end: int) -> Mixture:
-    weights = [dataset.weight or streams[dataset.prefix].documents.tokens for dataset in datasets]
+    weights = [dataset.weight or streams[dataset.prefix].size for dataset in datasets]
     listed = (
         Listed(streams[dataset.prefix], weight / sum(weights))
         for dataset, weight in zip(datasets, weights, strict=True)
@@ -143,6 +143,27 @@ def _expected_counts(weights: Sequence[float], size: int) -> list[int]:
     """Samples of each pair among the first `size` of a blend, to a sample: Megatron-Core draws each from the pair that
     is furthest behind its weight."""
     return [round(weight * size) for weight in weights]
+
+
+def _stream(
+    trainer: TrainerConfig, documents: Documents, identity: Mapping[str, Any], earlier: Sampling
+) -> Stream:
+    """The samples of a pair. How chats fill samples is recorded or estimated, as if all fit and no sample had
+    padding."""
+    stream = Stream(identity, documents, trainer.model.seq_length)
+    if not trainer.data.sft:
+        return stream
+    packed, chats = trainer.data.sft_packing, documents.end - documents.first
+    tokens = max(1, documents.tokens - chats)
+    estimate = Packing(-(-tokens // stream.seq_length) if packed else max(1, chats), tokens, packed)
+    recorded = (
+        each.packing
+        for each in earlier.streams
+        if each.packing is not None
+        and (each.packing.packed, each.seq_length) == (packed, stream.seq_length)
+        and _may_be(each, identity, documents)
+    )
+    return replace(stream, packing=next(recorded, estimate))
 
 
 def _documents(pair: _Pair, share: float, identity: Mapping[str, Any], earlier: Sampling) -> Documents:

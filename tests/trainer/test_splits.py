@@ -24,7 +24,8 @@ from trainer.contract.resuming.sampling import draws
 from trainer.contract.rules.engine import SAMPLES, require
 from trainer.data.blend import Blend, plan_blends
 from trainer.data.corpora import cut, split_shares
-from trainer.data.datasets import Vocabulary, build_datasets
+from trainer.data.datasets import build_datasets
+from trainer.data.gpt import Vocabulary
 
 SPLITS = ("99990,8,2", "949,50,1", "8,1,1", "1,1,1", "0.7,0.2,0.1", "1,0,0", "9,0,1", "98,2,0")
 
@@ -49,7 +50,7 @@ def pairs(directory: Path, *documents: int) -> list[dict[str, str]]:
 
 
 def planned(config: TrainerConfig, said: list[str] | None = None) -> dict[str, Blend]:
-    blends = plan_blends(config, 1000, [].append if said is None else said.append)
+    blends = plan_blends(config, Path("unread"), 1000, [].append if said is None else said.append)
     return {split: blend for split, (blend,) in blends.items()}
 
 

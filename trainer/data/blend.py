@@ -7,8 +7,8 @@ out of that split's blend, since Core would count its epochs in an endless loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
@@ -23,6 +23,8 @@ from trainer.contract.validation import config_of_split
 from trainer.contract.wording import counted
 from trainer.data import replay
 from trainer.data.corpora import SPLITS, Share, cut, documents_of_share, open_corpora, split_shares
+from trainer.data.index_files import LogLine
+from trainer.data.kind import Source
 from trainer.data.kinds import kind_of
 from trainer.data.progress import OneBlend, Progress, fresh
 
@@ -33,9 +35,6 @@ MAX_EPOCHS = 1_000_000
 
 MAX_PAIRS_SHOWN = 50
 """Maximum number of pairs with a line of their own in the log."""
-
-LogLine = Callable[[str], None]
-"""Function that logs one line."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ Blends = dict[str, tuple[Blend, ...]]
 
 
 @dataclass(frozen=True)
-class _Source:
+class _SplitData:
     """Configured corpora of a split, and the share of each corpus's documents that it gets."""
 
     split: str
@@ -96,16 +95,20 @@ class _Source:
     share: Share | None
 
 
-def plan_blends(config: TrainerConfig, rows: int, log: LogLine, progress: Progress | None = None) -> Blends:
+def plan_blends(
+    config: TrainerConfig, cache_dir: Path, rows: int, log: LogLine, progress: Progress | None = None
+) -> Blends:
     """Plan the blends of each split that the run reads, by the name of the split.
 
-    `rows` is the number of rows of the embedding, one for every token ID. Without `progress`, the run begins. The log
-    says which corpora are left out, and how many epochs are read from the rest.
+    Chats are packed first, with index files in `cache_dir`. `rows` is the number of rows of the embedding, one for
+    every token ID. Without `progress`, the run begins. The log says which corpora are left out, and how many epochs are
+    read from the rest.
 
     Raises:
         ConfigError: a pair is missing, damaged or made with another tokenizer; a
             document would be in two splits; training or validation would have no documents; or what was read of the
             pairs before cannot be determined.
+        OSError: the index files of chats cannot be written.
     """
     progress = progress or fresh(config)
     data = config.data
@@ -113,10 +116,10 @@ def plan_blends(config: TrainerConfig, rows: int, log: LogLine, progress: Progre
         return _mock_blends(config, progress)
     if data.datasets:
         shares = split_shares(data.split)
-        sources = [_Source(split, data.datasets, shares[split]) for split in SPLITS]
+        sources = [_SplitData(split, data.datasets, shares[split]) for split in SPLITS]
         corpora = open_corpora("data.datasets", data.datasets, rows)
     else:
-        sources = [_Source(split, getattr(data, split), (0.0, 1.0)) for split in SPLITS]
+        sources = [_SplitData(split, getattr(data, split), (0.0, 1.0)) for split in SPLITS]
         corpora = {}
         for source in sources:
             corpora |= open_corpora(f"data.{source.split}", source.datasets, rows)
@@ -127,15 +130,15 @@ def plan_blends(config: TrainerConfig, rows: int, log: LogLine, progress: Progre
     for source in sources:
         if source.split != "train" and not config.training.eval_iters:
             continue
-        if documents := _documents(source, corpora, config, log):
+        if streams := _streams(source, corpora, Source(config, cache_dir, rows), log):
             if source.split == "train":
-                blends["train"] = _training(source, documents, config, rows, progress, log)
+                blends["train"] = _training(source, streams, config, rows, progress, log)
             else:
-                blends[source.split] = (_evaluation(source, documents, config, log),)
-    return blends | _named_sets(config, rows, log)
+                blends[source.split] = (_evaluation(source, streams, config, log),)
+    return blends | _named_sets(config, cache_dir, rows, log)
 
 
-def _named_sets(config: TrainerConfig, rows: int, log: LogLine) -> Blends:
+def _named_sets(config: TrainerConfig, cache_dir: Path, rows: int, log: LogLine) -> Blends:
     """The blends of the named validation sets, by split."""
     blends: Blends = {}
     for index, each in enumerate(config.data.validation if config.training.eval_iters else ()):
@@ -143,9 +146,9 @@ def _named_sets(config: TrainerConfig, rows: int, log: LogLine) -> Blends:
         corpora = open_corpora(f"data.validation[{index}].datasets", each.datasets, rows)
         for prefix, corpus in corpora.items():
             kind_of(of_set.data).check_pair(prefix, corpus, of_set.data)
-        source = _Source(each.split, each.datasets, (0.0, 1.0))
-        documents = _documents(source, corpora, of_set, log)
-        blends[each.split] = (_evaluation(source, documents, of_set, log),)
+        source = _SplitData(each.split, each.datasets, (0.0, 1.0))
+        streams = _streams(source, corpora, Source(of_set, cache_dir, rows), log)
+        blends[each.split] = (_evaluation(source, streams, of_set, log),)
     return blends
 
 
@@ -158,8 +161,24 @@ def training_blend(planned: Sampling, number: int, end: int, stage: str | None =
     return Blend("train", end - phase.first, parts, phase.first, stage, planned)
 
 
+def _streams(
+    source: _SplitData, corpora: Mapping[str, IndexedDataset], of_samples: Source, log: LogLine
+) -> dict[str, Stream]:
+    """The unread samples that a split has of each pair, by prefix. Pairs without any are left out.
+
+    Empty, with a line in the log, if the split is empty.
+    """
+    documents = _documents(source, corpora, of_samples.config, log)
+    packings = kind_of(of_samples.config.data).pack(source.split, documents, of_samples, log)
+    seq_length = of_samples.config.model.seq_length
+    return {
+        prefix: Stream({"prefix": prefix}, of_pair, seq_length, packing=packings.get(prefix))
+        for prefix, of_pair in documents.items()
+    }
+
+
 def _documents(
-    source: _Source, corpora: Mapping[str, IndexedDataset], config: TrainerConfig, log: LogLine
+    source: _SplitData, corpora: Mapping[str, IndexedDataset], config: TrainerConfig, log: LogLine
 ) -> dict[str, Documents]:
     """The documents that a split reads of each pair, by prefix. Pairs without any are left out.
 
@@ -187,27 +206,26 @@ def _documents(
     return documents
 
 
-def _weighted(datasets: Sequence[Dataset], documents: Mapping[str, Documents]) -> list[tuple[Dataset, float]]:
+def _weighted(datasets: Sequence[Dataset], streams: Mapping[str, Stream]) -> list[tuple[Dataset, float]]:
     """The datasets that have documents, with their fractions of the samples."""
-    used = [dataset for dataset in datasets if dataset.prefix in documents]
-    weights = normalize([dataset.weight or documents[dataset.prefix].tokens for dataset in used])
+    used = [dataset for dataset in datasets if dataset.prefix in streams]
+    weights = normalize([dataset.weight or streams[dataset.prefix].size for dataset in used])
     return list(zip(used, weights, strict=True))
 
 
 def _evaluation(
-    source: _Source, documents: Mapping[str, Documents], config: TrainerConfig, log: LogLine
+    source: _SplitData, streams: Mapping[str, Stream], config: TrainerConfig, log: LogLine
 ) -> Blend:
     """The blend of an evaluation. Every evaluation reads the same samples, so that losses are comparable."""
-    seq_length, seed = config.model.seq_length, config.training.seed
+    seed = config.training.seed
     wanted = config.training.eval_iters * config.training.global_batch_size
 
     def stream(prefix: str, weight: float) -> Stream:
-        order = Order(seed, draws(weight, wanted))
-        return Stream({"prefix": prefix}, documents[prefix], seq_length, (order,))
+        return replace(streams[prefix], orders=(Order(seed, draws(weight, wanted)),))
 
     parts = tuple(
         Part(stream(dataset.prefix, weight), weight)
-        for dataset, weight in _weighted(source.datasets, documents)
+        for dataset, weight in _weighted(source.datasets, streams)
     )
     blend = Blend(source.split, wanted, parts)
     _log_epochs(blend, log)
@@ -215,8 +233,8 @@ def _evaluation(
 
 
 def _training(
-    source: _Source,
-    documents: Mapping[str, Documents],
+    source: _SplitData,
+    streams: Mapping[str, Stream],
     config: TrainerConfig,
     rows: int,
     progress: Progress,
@@ -228,7 +246,7 @@ def _training(
         earlier = replay.replayed(earlier, progress.consumed, progress.pairs, rows, log)
     plans = sampling.plan_all(
         earlier,
-        [_mixture(each, source.datasets, documents, config, progress) for each in progress.stages],
+        [_mixture(each, source.datasets, streams, config, progress) for each in progress.stages],
         config.data.split if config.data.datasets else None,
         provenance.is_same_pair,
         consumed=progress.consumed,
@@ -252,7 +270,7 @@ def _training(
 def _mixture(
     stage: StageEnd,
     datasets: Sequence[Dataset],
-    documents: Mapping[str, Documents],
+    streams: Mapping[str, Stream],
     config: TrainerConfig,
     progress: Progress,
 ) -> Mixture:
@@ -262,20 +280,20 @@ def _mixture(
         ConfigError: no pair of the stage has documents for training.
     """
     identities = {dataset.prefix: pair for dataset, pair in zip(datasets, progress.pairs, strict=True)}
-    chosen = _weighted(datasets if stage.stage is None else stage.stage.train, documents)
+    chosen = _weighted(datasets if stage.stage is None else stage.stage.train, streams)
     if stage.stage is not None and not chosen:
         raise ConfigError(
             f"data.split = {config.data.split!r} leaves no document of the pairs of stage {stage.stage.name!r} for "
             "training. Give train a larger share"
         )
     listed = (
-        Listed(Stream(identities[dataset.prefix], documents[dataset.prefix], config.model.seq_length), weight)
+        Listed(replace(streams[dataset.prefix], pair=identities[dataset.prefix]), weight)
         for dataset, weight in chosen
     )
     return Mixture(tuple(listed), stage.end)
 
 
-def _documents_by_prefix(source: _Source, corpora: Mapping[str, IndexedDataset]) -> dict[str, Documents]:
+def _documents_by_prefix(source: _SplitData, corpora: Mapping[str, IndexedDataset]) -> dict[str, Documents]:
     """Documents of the split in each corpus, by prefix. Leaves out corpora with fewer than two tokens in the split."""
     if source.share is None:
         return {}
@@ -302,11 +320,14 @@ def _log_epochs(blend: Blend, log: LogLine) -> None:
     largest = max(part.stream.epochs(draws(part.weight, wanted)) for part in parts)
     documents = sum(part.documents.end - part.documents.first for part in parts)
     tokens = sum(part.documents.tokens for part in parts)
-    corpora = counted(len(parts), "corpus", "corpora")
+    word, corpora = (
+        "chat" if parts[0].stream.packing else "document",
+        counted(len(parts), "corpus", "corpora"),
+    )
     phase = f" from sample {blend.first:,} on" if blend.first else ""
     at_most = "at most " if len(parts) > 1 else ""
     log(
-        f"{_beginning(blend)}: {counted(documents, 'document')} with {tokens:,} tokens in {corpora}; "
+        f"{_beginning(blend)}: {counted(documents, word)} with {tokens:,} tokens in {corpora}; "
         f"{counted(wanted, 'sample')}{phase}, {at_most}{largest:,.2f} epochs{' of each' if len(parts) > 1 else ''}"
     )
 
@@ -354,7 +375,7 @@ def _so_far(stream: Stream) -> str:
     return f"{samples} read ({stream.epochs(stream.read):,.2f} epochs)"
 
 
-def _empty_split_reason(source: _Source, corpora: Mapping[str, IndexedDataset], data: BlendConfig) -> str:
+def _empty_split_reason(source: _SplitData, corpora: Mapping[str, IndexedDataset], data: BlendConfig) -> str:
     split, datasets = source.split, source.datasets
     largest = max((dataset.prefix for dataset in datasets), key=lambda prefix: len(corpora[prefix]))
     count = len(corpora[largest])

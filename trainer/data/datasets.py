@@ -1,6 +1,6 @@
-"""Megatron-Core's GPT datasets for training, validation and test, opened from index files that rank 0 has checked.
+"""The datasets for training, validation and test, opened from index files that rank 0 has checked.
 
-This uses Core's dataset classes, so the samples and the names of the index files are Core's. It does not use Core's
+Their kind (`trainer.data.kinds`) makes the samples of a pair, and Core's class blends pairs. This does not use Core's
 builder, whose ranks wait in barriers forever if rank 0 fails, which writes its files in place, and which uses the
 same corpora for every split of a blend.
 """
@@ -11,29 +11,24 @@ import bisect
 import functools
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy
 import torch
 from megatron.core.datasets.blended_dataset import BlendedDataset
-from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-from megatron.core.datasets.utils import Split
+from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
 
-from trainer.contract.config import BlendConfig, Dataset, TrainerConfig
-from trainer.contract.resuming.sampling import Order, Sampling, Stream
+from trainer.contract.config import TrainerConfig
+from trainer.contract.resuming.sampling import Sampling, Stream
 from trainer.contract.validation import config_of_split
-from trainer.data.blend import Blend, Blends, LogLine, Part, plan_blends
-from trainer.data.corpora import SPLITS
-from trainer.data.index_files import Index, complete
-from trainer.data.kinds import Kind, kind_of
+from trainer.data.blend import Blend, Blends, plan_blends
+from trainer.data.gpt import dataset_config
+from trainer.data.index_files import Index, LogLine, complete
+from trainer.data.kind import Source, core_split
+from trainer.data.kinds import kind_of
 from trainer.data.progress import Progress
 from trainer.data.replay import counts
 from trainer.faults.storage import at_rank_0
-
-PART_FILES = ("description.txt", "document_index.npy", "sample_index.npy", "shuffle_index.npy")
-"""Suffixes of the index files of a GPTDataset (the same in megatron-core 0.16.1 to 0.19)."""
 
 BLEND_FILES = ("description.txt", "dataset_index.npy", "dataset_sample_index.npy")
 """Suffixes of the index files of a BlendedDataset."""
@@ -41,33 +36,10 @@ BLEND_FILES = ("description.txt", "dataset_index.npy", "dataset_sample_index.npy
 log_to_stdout: LogLine = functools.partial(print, flush=True)
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """The tokenizer interface that Megatron's datasets need, for data that is already tokenized."""
-
-    vocab_size: int
-
-    eod_id: int | None = None
-    """End-of-document token of mock samples. Default: the last token."""
-
-    # No token is padding, since samples are cut from a continuous stream of documents.
-    pad = -1
-
-    @property
-    def eod(self) -> int:
-        """End-of-document token. Core's datasets use it only for mock samples."""
-        return self.vocab_size - 1 if self.eod_id is None else self.eod_id
-
-    @property
-    def unique_identifiers(self) -> OrderedDict[str, str]:
-        """Identity of this tokenizer in the key of the index cache."""
-        return OrderedDict({"class": "Vocabulary"})
-
-
 class Continuation(torch.utils.data.Dataset):
     """The samples of a stream from `start` on, as a dataset for Core's blends."""
 
-    def __init__(self, orders: Sequence[GPTDataset], stream: Stream, start: int) -> None:
+    def __init__(self, orders: Sequence[torch.utils.data.Dataset], stream: Stream, start: int) -> None:
         """`orders` are the datasets of the stream's orders."""
         self._orders, self._start, self._ends = orders, start, stream.ends
         self.index_split = orders[0].index_split
@@ -86,7 +58,7 @@ class Continuation(torch.utils.data.Dataset):
         dataset, number = self.locate(sample)
         return dataset[number]
 
-    def locate(self, sample: int) -> tuple[GPTDataset, int]:
+    def locate(self, sample: int) -> tuple[torch.utils.data.Dataset, int]:
         """The order that has a sample, and its number there."""
         position = self._start + int(sample)
         order = bisect.bisect_right(self._ends, position)
@@ -124,9 +96,9 @@ class Consecutive(torch.utils.data.Dataset):
         return self.datasets[bisect.bisect_right(self._ends, sample)]
 
 
-def located(dataset: torch.utils.data.Dataset, sample: int) -> tuple[GPTDataset, int]:
-    """Core's dataset that a sample of a training set comes from, and the sample's number in it."""
-    while not isinstance(dataset, GPTDataset):
+def located(dataset: torch.utils.data.Dataset, sample: int) -> tuple[torch.utils.data.Dataset, int]:
+    """The dataset of an order that a sample of a training set comes from, and the sample's number in it."""
+    while isinstance(dataset, (Consecutive, Numbered, BlendedDataset, Continuation)):
         if isinstance(dataset, Consecutive):
             dataset = dataset.reading(sample)
         elif isinstance(dataset, Numbered):
@@ -135,7 +107,6 @@ def located(dataset: torch.utils.data.Dataset, sample: int) -> tuple[GPTDataset,
             part = dataset.datasets[dataset.dataset_index[sample]]
             dataset, sample = part, int(dataset.dataset_sample_index[sample])
         else:
-            assert isinstance(dataset, Continuation)
             dataset, sample = dataset.locate(sample)
     return dataset, sample
 
@@ -213,12 +184,10 @@ def open_datasets(
     and get None for each split."""
     if not is_needed:
         return dict.fromkeys(blends)
-    datasets = {}
-    for split, of_split in blends.items():
-        config_here = config_of_split(config, split)
-        at = functools.partial(_dataset_config, config_here, vocab_size, cache_dir)
-        datasets[split] = _open_all(kind_of(config_here.data), of_split, at)
-    return datasets
+    return {
+        split: _open_all(of_split, Source(config_of_split(config, split), cache_dir, vocab_size))
+        for split, of_split in blends.items()
+    }
 
 
 def build_index(
@@ -236,7 +205,7 @@ def build_index(
         ConfigError: see `plan_blends`.
         OSError: the index files cannot be written.
     """
-    blends = plan_blends(config, vocab_size, log, progress)
+    blends = plan_blends(config, cache_dir, vocab_size, log, progress)
     complete_indices(itertools.chain(*blends.values()), config, cache_dir, vocab_size, log)
     return blends
 
@@ -248,72 +217,56 @@ def complete_indices(
 
     Parts are built before blends, since building a blend reads its parts.
     """
-    orders, mixed = list[Index](), list[Index]()
+    orders, mixed = list[Index | None](), list[Index]()
     for blend in blends:
-        of_split = config_of_split(config, blend.split)
-        kind, at = kind_of(of_split.data), functools.partial(_dataset_config, of_split, vocab_size)
+        source = Source(config_of_split(config, blend.split), cache_dir, vocab_size)
+        kind = kind_of(source.config.data)
         orders += [
-            _order_index(kind, blend.split, part, order, at, cache_dir)
+            kind.index(blend.split, part.stream, order, source)
             for part in blend.parts
             for order in part.stream.orders
         ]
-        mixed += [_blend_index(kind, blend, at, cache_dir)] if len(blend.parts) > 1 else []
-    complete([*orders, *mixed], cache_dir, log)
+        mixed += [_blend_index(blend, source)] if len(blend.parts) > 1 else []
+    if indices := [*filter(None, orders), *mixed]:
+        complete(indices, cache_dir, log)
 
 
-def _order_index(
-    kind: Kind, split: str, part: Part, order: Order, at: Callable[..., GPTDatasetConfig], cache_dir: Path
-) -> Index:
+def _blend_index(blend: Blend, source: Source) -> Index:
     def build(directory: Path) -> None:
-        documents = numpy.arange(part.documents.first, part.documents.end, dtype=numpy.int32)
-        _order_dataset(kind, split, part, order, functools.partial(at, directory), documents)
+        parts = _part_datasets(blend, source)
+        _blended_dataset(blend, parts, dataset_config(source, directory))
 
-    unread = functools.partial(at, cache_dir, defer_npy_index_mmap=True)
-    named = _order_dataset(kind, split, part, order, unread)
-    return Index(
-        title=f"{split} of {part.prefix or 'mock samples'}",
-        key=f"{named.unique_description_hash}-{type(named).__name__}-{_core_split(split).name}",
-        suffixes=PART_FILES,
-        source=None if part.prefix is None else Path(f"{part.prefix}.idx"),
-        build=build,
-    )
-
-
-def _blend_index(kind: Kind, blend: Blend, at: Callable[..., GPTDatasetConfig], cache_dir: Path) -> Index:
-    def build(directory: Path) -> None:
-        parts = _part_datasets(kind, blend, functools.partial(at, cache_dir))
-        _blended_dataset(blend, parts, at(directory))
-
-    unread = functools.partial(at, cache_dir, defer_npy_index_mmap=True)
-    named = _blended_dataset(blend, _part_datasets(kind, blend, unread), unread())
+    unread = dataset_config(source, source.cache_dir, defer_npy_index_mmap=True)
+    named = _blended_dataset(blend, _part_datasets(blend, source, unread=True), unread)
     return Index(
         title=f"the blend of {blend.split}",
-        key=f"{named.unique_description_hash}-{type(named).__name__}-{_core_split(blend.split).name}",
+        key=f"{named.unique_description_hash}-{type(named).__name__}-{core_split(blend.split).name}",
         suffixes=BLEND_FILES,
         source=None,
         build=build,
     )
 
 
-def _open_all(
-    kind: Kind, blends: Sequence[Blend], at: Callable[..., GPTDatasetConfig]
-) -> torch.utils.data.Dataset:
-    datasets = [_open(kind, blend, at) for blend in blends]
+def _open_all(blends: Sequence[Blend], source: Source) -> torch.utils.data.Dataset:
+    datasets = [_open(blend, source) for blend in blends]
     return datasets[0] if len(datasets) == 1 else Consecutive(datasets, [blend.end for blend in blends])
 
 
-def _open(kind: Kind, blend: Blend, at: Callable[..., GPTDatasetConfig]) -> torch.utils.data.Dataset:
-    parts = _part_datasets(kind, blend, at)
-    dataset = parts[0] if len(parts) == 1 else _blended_dataset(blend, parts, at())
+def _open(blend: Blend, source: Source) -> torch.utils.data.Dataset:
+    parts = _part_datasets(blend, source)
+    dataset = parts[0]
+    if len(parts) > 1:
+        dataset = _blended_dataset(blend, parts, dataset_config(source, source.cache_dir))
     return Numbered(dataset, blend.first) if blend.first else dataset
 
 
 def _part_datasets(
-    kind: Kind, blend: Blend, at: Callable[..., GPTDatasetConfig]
-) -> list[GPTDataset] | list[Continuation]:
-    """Datasets of the parts, all of one class. They are Core's own if each reads one order from its beginning."""
+    blend: Blend, source: Source, *, unread: bool = False
+) -> Sequence[torch.utils.data.Dataset]:
+    """Datasets of the parts, all of one class: that of their kind if each reads one order from its beginning."""
+    kind = kind_of(source.config.data)
     orders = [
-        [_order_dataset(kind, blend.split, part, order, at) for order in part.stream.orders]
+        [kind.dataset(blend.split, part.stream, order, source, unread=unread) for order in part.stream.orders]
         for part in blend.parts
     ]
     if all(part.start == 0 and len(part.stream.orders) == 1 for part in blend.parts):
@@ -324,64 +277,8 @@ def _part_datasets(
     ]
 
 
-def _order_dataset(
-    kind: Kind,
-    split: str,
-    part: Part,
-    order: Order,
-    at: Callable[..., GPTDatasetConfig],
-    documents: numpy.ndarray | None = None,
-) -> GPTDataset:
-    """Core's dataset for one order of a corpus. Core reads `documents` only to build the index."""
-    dataset_config = at(seed=order.seed)
-    corpus = kind.dataset.build_low_level_dataset(part.prefix, dataset_config)
-    return kind.dataset(corpus, part.prefix, documents, order.num_samples, _core_split(split), dataset_config)
-
-
-def _core_split(split: str) -> Split:
-    """Core's name of a split. A named validation set is valid."""
-    return Split[split.partition("/")[0]]
-
-
 def _blended_dataset(
-    blend: Blend, parts: Sequence[torch.utils.data.Dataset], dataset_config: GPTDatasetConfig
+    blend: Blend, parts: Sequence[torch.utils.data.Dataset], core: GPTDatasetConfig
 ) -> BlendedDataset:
     weights = [part.weight for part in blend.parts]
-    return BlendedDataset(parts, weights, blend.num_samples, dataset_config)
-
-
-def _dataset_config(
-    config: TrainerConfig,
-    vocab_size: int,
-    directory: Path,
-    *,
-    seed: int | None = None,
-    defer_npy_index_mmap: bool = False,
-) -> GPTDatasetConfig:
-    """Configuration of a dataset. `seed` shuffles its samples; a blend has none."""
-    return GPTDatasetConfig(
-        random_seed=config.training.seed if seed is None else seed,
-        sequence_length=config.model.seq_length,
-        path_to_cache=str(directory),
-        tokenizer=Vocabulary(vocab_size, config.data.eod_id),
-        # `trainer.data.loader` does these three.
-        reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
-        create_attention_mask=False,
-        defer_npy_index_mmap=defer_npy_index_mmap,
-        **_sources(config.data),
-    )
-
-
-def _sources(data: BlendConfig) -> dict[str, object]:
-    """Arguments that name the data, which are part of the cache key. Weights and sizes are passed to each dataset."""
-
-    def prefixes(datasets: Sequence[Dataset]) -> tuple[list[str], None] | None:
-        return ([dataset.prefix for dataset in datasets], None) if datasets else None
-
-    if data.mock:
-        return {}
-    if data.datasets:
-        return {"blend": prefixes(data.datasets), "split": data.split}
-    return {"blend_per_split": [prefixes(getattr(data, split)) for split in SPLITS]}
+    return BlendedDataset(parts, weights, blend.num_samples, core)

@@ -1,4 +1,4 @@
-"""The index files of Megatron-Core's datasets: written atomically, recorded, and checked before they are mapped.
+"""The index files of datasets: written atomically, recorded, and checked before they are mapped.
 
 Core itself only checks that the files exist, so a half-written file of a killed job would break every later one. Here
 an index is built in a private directory, synced and renamed into place; the record of its hashes is written last. An
@@ -28,7 +28,9 @@ from trainer.contract.files.system_calls import sync_path, try_lock
 from trainer.contract.problem import Problem
 from trainer.contract.resuming.provenance import MAX_THREADS, identify
 from trainer.contract.wording import counted
-from trainer.data.blend import LogLine
+
+LogLine = Callable[[str], None]
+"""Function that logs one line."""
 
 FORMAT = 1
 """Format of the record. Changes if the same key would result in different indices."""
@@ -42,7 +44,7 @@ _PRIVATE = ".building-"
 
 @dataclass(frozen=True)
 class Index:
-    """An index of Core: a few files that are determined by a key and one .idx file."""
+    """An index: a few files that are determined by a key, one .idx file and its loss mask."""
 
     title: str
     """Name in the log."""
@@ -54,6 +56,8 @@ class Index:
     """The .idx file that it is made from; None if it only depends on the key."""
     build: Callable[[Path], object]
     """Function that writes the files to a directory."""
+    mask: Path | None = None
+    """The loss mask that it is made from; None if it does not depend on one."""
 
     @property
     def names(self) -> list[str]:
@@ -111,6 +115,8 @@ def _fault_in_bytes(index: Index, directory: Path) -> Problem | None:
         return Problem(title, "has a record that cannot be read")
     if index.source is not None and not _same_content(identify(index.source), record["source"]):
         return Problem(title, f"was made from another version of {index.source}")
+    if index.mask is not None and not _same_content(identify(index.mask), record.get("mask")):
+        return Problem(title, f"was made from another version of {index.mask}")
     for name in index.names:
         try:
             identity = _identity(directory / name)
@@ -157,20 +163,22 @@ def _counted(indices: Sequence[Index]) -> str:
 
 
 def _build(index: Index, directory: Path) -> None:
-    source = index.source and identify(index.source)
+    sources = _identities(index)
     with _private_directory(directory) as private:
         index.build(private)
         files = {}
         for name in index.names:
             _sync(private / name)
             files[name] = _identity(private / name)
-        if index.source is not None and not _same_content(identify(index.source), source):
-            raise TrainerError(
-                f"{index.source} changed while its index was built. Start the run again once the file no longer changes"
-            )
+        for name, now in _identities(index).items():
+            if now is not None and not _same_content(now, sources[name]):
+                raise TrainerError(
+                    f"{getattr(index, name)} changed while its index was built. Start the run again once the file no "
+                    "longer changes"
+                )
         record = private / index.record
         record.write_text(
-            json.dumps({"format": FORMAT, "source": source, "files": files}, indent=1), encoding="utf-8"
+            json.dumps({"format": FORMAT, **sources, "files": files}, indent=1), encoding="utf-8"
         )
         _sync(record)
         for name in index.names:
@@ -178,6 +186,12 @@ def _build(index: Index, directory: Path) -> None:
         sync_path(directory)
         record.replace(directory / index.record)
         sync_path(directory)
+
+
+def _identities(index: Index) -> dict[str, dict[str, Any] | None]:
+    """The files that an index is made from, as in its record. Only the index of chats has a mask."""
+    source = {"source": index.source and identify(index.source)}
+    return source if index.mask is None else source | {"mask": identify(index.mask)}
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:
@@ -190,7 +204,7 @@ def _read_record(path: Path) -> dict[str, Any] | None:
         record = json.loads(read_text(path))
     except ValueError:
         return None
-    is_record = isinstance(record, dict) and record.keys() == {"format", "source", "files"}
+    is_record = isinstance(record, dict) and record.keys() - {"mask"} == {"format", "source", "files"}
     return record if is_record and record["format"] == FORMAT and isinstance(record["files"], dict) else None
 
 

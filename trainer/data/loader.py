@@ -47,6 +47,9 @@ class MicroBatch:
     boundaries: torch.Tensor | None
     """Boundaries of the documents of the complete samples (`trainer.data.documents`), on the CPU. None if tokens attend
     across documents."""
+    padding: tuple[int, ...] | None = None
+    """Number of tokens at the end of each complete sample that belong to no chat. None if all tokens are of
+    documents."""
 
 
 class Packed(NamedTuple):
@@ -55,6 +58,8 @@ class Packed(NamedTuple):
     fields: torch.Tensor
     """int64 [3 or 4, b, s]: tokens, labels, 1 where the loss counts, and positions if they start over."""
     boundaries: torch.Tensor | None
+    """See MicroBatch."""
+    padding: tuple[int, ...] | None
     """See MicroBatch."""
     largest_id: int
 
@@ -68,6 +73,8 @@ class Load(NamedTuple):
     """The boundaries of all microbatches, one after the other."""
     num_boundaries: list[int]
     """Number of boundaries of each microbatch. Empty without boundaries."""
+    padding: list[tuple[int, ...] | None]
+    """Padding of each microbatch."""
     largest_id: int
 
 
@@ -169,9 +176,9 @@ def _unpacked(load: Load, device: torch.device, in_sample: torch.Tensor) -> Iter
     boundaries: Sequence[torch.Tensor | None] = [None] * len(fields)
     if load.boundaries is not None:
         boundaries = load.boundaries.split(load.num_boundaries)
-    for each, loss_mask, own in zip(fields, loss_masks, boundaries, strict=True):
+    for each, loss_mask, own, padding in zip(fields, loss_masks, boundaries, load.padding, strict=True):
         tokens, labels, _, *reset = each
-        yield MicroBatch(tokens, labels, loss_mask, reset[0] if reset else in_sample, own)
+        yield MicroBatch(tokens, labels, loss_mask, reset[0] if reset else in_sample, own, padding)
 
 
 def _load(
@@ -186,6 +193,7 @@ def _load(
         fields=torch.stack([each.fields for each in packed]),
         boundaries=torch.cat(boundaries) if boundaries else None,
         num_boundaries=[len(each) for each in boundaries],
+        padding=[each.padding for each in packed],
         largest_id=max(each.largest_id for each in packed),
     )
 
@@ -197,8 +205,13 @@ def _packed(
     names = ("tokens", "labels", "loss_mask")
     fields = torch.stack([torch.stack([sample[name].long() for sample in samples]) for name in names])
     largest_id = int(fields[:2].max())
-    boundaries = None
-    if data.needs_eod:
+    boundaries = padding = None
+    if data.sft:
+        is_first = torch.stack([sample["is_first"] for sample in samples]).bool()
+        fields = torch.cat([fields, documents.positions(is_first)[None]])
+        boundaries = documents.boundaries(is_first)
+        padding = tuple(int(sample["padding"]) for sample in samples)
+    elif data.needs_eod:
         assert data.eod_id is not None
         is_first = documents.first_tokens(fields[0], data.eod_id)
         if data.eod_mask_loss:
@@ -207,7 +220,7 @@ def _packed(
             fields = torch.cat([fields, documents.positions(is_first)[None]])
         if data.reset_attention_mask:
             boundaries = documents.boundaries(is_first)
-    return Packed(fields if positions is None else fields[:, :, positions], boundaries, largest_id)
+    return Packed(fields if positions is None else fields[:, :, positions], boundaries, padding, largest_id)
 
 
 def _check_ids(largest: int, rows: int) -> None:

@@ -71,9 +71,11 @@ def _lines(config: TrainerConfig, progress: Progress, first: int, last: int) -> 
     # These import megatron.core, so they must come after `device.prepare`.
     from trainer.data.blend import plan_blends
     from trainer.data.datasets import complete_indices, located, open_datasets
+    from trainer.data.kind import Source
+    from trainer.data.kinds import kind_of
 
     cache, rows = RunDirectory.of(config).index_cache, config.model.padded_vocab_size
-    stages = plan_blends(config, rows, _log, progress)["train"]
+    stages = plan_blends(config, cache, rows, _log, progress)["train"]
     phases = [*_phases(config, stages)]
     if first < (earliest := phases[0][0].first):
         raise TrainerError(f"which samples were read before sample {earliest} is not recorded")
@@ -82,13 +84,18 @@ def _lines(config: TrainerConfig, progress: Progress, first: int, last: int) -> 
         if not wanted:
             continue
         first = wanted.stop
+        kind = kind_of(as_of.data)
+        kind.pack(
+            "train",
+            {part.stream.prefix: part.documents for part in blend.parts},
+            Source(as_of, cache, rows),
+            _log,
+        )
         complete_indices([blend], as_of, cache, rows, _log)
         dataset = open_datasets({"train": (blend,)}, as_of, cache, rows, is_needed=True)["train"]
         for sample in wanted:
             order, number = located(dataset, sample)
-            shuffled = order.shuffle_index[number]
-            begin, end = order.sample_index[shuffled][0], order.sample_index[shuffled + 1][0]
-            documents = order.document_index[begin : end + 1]
+            documents = kind.documents(order, number)
             yield f"{sample}: {order.dataset_path}: {' '.join(map(str, documents))}"
 
 
@@ -115,6 +122,8 @@ def _as_of(config: TrainerConfig, planned: Sampling, phase: Phase) -> TrainerCon
         if phase.split is None
         else BlendConfig(datasets=datasets, split=phase.split)
     )
+    if (packing := streams[0].packing) is not None:
+        data = dataclasses.replace(data, sft=True, sft_packing=packing.packed)
     model = dataclasses.replace(config.model, seq_length=streams[0].seq_length)
     return dataclasses.replace(config, data=data, model=model)
 

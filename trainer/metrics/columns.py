@@ -63,12 +63,12 @@ class Progress:
 
 
 class Throughput:
-    """Time, tokens and FLOPs per second."""
+    """Time, tokens and FLOPs per second. Padding counts as neither."""
 
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
         self._one_document = visible_pairs(config.model, [config.model.seq_length])
-        self._steps = self._samples = 0
+        self._steps = self._samples = self._padding = 0
         self._seconds = self._pairs = 0.0
 
     def add(self, result: StepResult, seconds: float) -> None:
@@ -76,6 +76,7 @@ class Throughput:
         self._steps += 1
         self._seconds += seconds
         self._samples += result.batch.size
+        self._padding += result.padding
         self._pairs += (
             result.batch.size * self._one_document if result.visible_pairs is None else result.visible_pairs
         )
@@ -83,7 +84,8 @@ class Throughput:
     def values(self) -> dict[str, Any]:
         """Rates over the total time of the steps."""
         config, seconds = self._config, self._seconds
-        tokens = self._samples * config.model.seq_length
+        capacity = self._samples * config.model.seq_length
+        tokens = capacity - self._padding
         tflops = (
             flops(config.model, tokens, self._pairs, config.training.freeze)
             / seconds
@@ -96,4 +98,5 @@ class Throughput:
             "tokens_per_s": tokens / seconds,
             "model_tflops_per_device": tflops,
             **mfu,
+            **({"packing_efficiency": tokens / capacity} if config.data.sft else {}),
         }

@@ -61,13 +61,14 @@ class Log:
             if "moe_max_load" in values
             else ""
         )
+        full = f", samples {values['packing_efficiency']:.1%} full" if "packing_efficiency" in values else ""
         if "moe_dropped" in values:
             load += f", {values['moe_dropped']:.1%} dropped"
         self.line(
             f"iteration {iteration}/{self._total}: loss {values['loss']:.6f}{further}, "
             f"grad norm {norm}, lr {values['lr']:.3e}, {values['step_time_s']:.3f} s, "
             f"{values['tokens_per_s']:,.0f} tokens/s, "
-            f"{values['model_tflops_per_device']:.4g} TFLOP/s per device{mfu}{load}, "
+            f"{values['model_tflops_per_device']:.4g} TFLOP/s per device{mfu}{load}{full}, "
             f"{values['peak_memory_gib']:.2f} GiB{self._remaining(iteration, values['step_time_s'])}"
         )
 

@@ -74,13 +74,13 @@ class ExpertLoad:
 
     def _losses(self) -> dict[str, float]:
         """Auxiliary losses without their coefficients: means over the layers and over microbatches or tokens."""
-        balancing, z_loss = self._statistics()[:, -LOSSES:].mean(0).tolist()
+        balancing, z_loss, z_tokens = self._statistics()[:, -LOSSES:].mean(0).tolist()
         values = {}
         if self._model.moe_aux_loss_coeff > 0 and self._model.moe_router_load_balancing_type in LOSS_NAMES:
             name = LOSS_NAMES[self._model.moe_router_load_balancing_type]
             values[name] = balancing * self._micro_batch_size / self._samples
         if self._model.moe_z_loss_coeff is not None:
-            values["z_loss"] = z_loss / (self._samples * self._seq_length)
+            values["z_loss"] = z_loss / max(z_tokens, 1)
         return values
 
 

@@ -16,19 +16,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from megatron.core.tensor_parallel import RowParallelLinear
+from megatron.core.tensor_parallel import RowParallelLinear, scatter_to_sequence_parallel_region
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.utils import unwrap_model
 
 from trainer.contract.config import ModelConfig
 from trainer.contract.model.experts import moe_layer_pattern
+from trainer.data.loader import MicroBatch
 from trainer.model.kernels import Kernels
 
-LOSSES = 2
-"""Number of columns after the experts in the statistics: the load-balancing loss and the z-loss."""
+LOSSES = 3
+"""Number of columns after the experts in the statistics: the load-balancing loss, the z-loss and its tokens."""
 
 if not hasattr(moe_utils, "te_general_gemm"):
     moe_utils.te_general_gemm = None  # Core 0.16 reads this name even if Transformer Engine is not installed
@@ -38,20 +40,28 @@ class Router(TopKRouter):
     """Core's router, with auxiliary losses of the configured strength, and with statistics."""
 
     statistics: torch.Tensor | None = None
-    """Tokens of each expert, sum of the load-balancing losses, and sum of the squared logits of the z-loss, in fp64.
+    """Tokens of each expert, sum of the load-balancing losses, sum of the squared logits of the z-loss, and number of
+    tokens of the z-loss, in fp64.
 
     Not a buffer, since the bf16 wrapper would round it.
     """
 
-    def routing(self, logits: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Choose the experts of each token of `logits` [s, b, experts] and count them."""
-        probs, routing_map = super().routing(logits, *args, **kwargs)
+    def routing(
+        self, logits: torch.Tensor, padding_mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose the experts of each token of `logits` [s, b, experts] and count them.
+
+        The losses and the biases ignore the tokens of `padding_mask` [s, b].
+        """
+        probs, routing_map = super().routing(logits, padding_mask=padding_mask)
         if self._has_gradients():
             is_padded = self.config.moe_pad_expert_input_to_capacity
             chosen = probs.detach() > 0 if is_padded else routing_map  # padding has a weight of zero
             tokens = chosen.sum(0)
             self._statistics(logits)[:-LOSSES].add_(tokens)
             if self.local_tokens_per_expert is not None:
+                if padding_mask is not None:
+                    tokens = (chosen & ~padding_mask.reshape(-1, 1)).sum(0)
                 self.local_tokens_per_expert += tokens
         return probs, routing_map
 
@@ -68,18 +78,72 @@ class Router(TopKRouter):
         self, activation: torch.Tensor, aux_loss_coeff: float, aux_loss: torch.Tensor, *_: Any, **__: Any
     ) -> torch.Tensor:
         """Add this rank's part of the mean loss of a microbatch to what `activation` [tokens, ...] differentiates."""
-        self._statistics(activation)[-2].add_(aux_loss.detach() / aux_loss_coeff)
+        self._statistics(activation)[-LOSSES].add_(aux_loss.detach() / aux_loss_coeff)
         tokens = len(activation) * self.tp_cp_group.size()
         scaled: torch.Tensor = MoEAuxLossAutoScaler.apply(activation, aux_loss * tokens)
         return scaled
 
-    def apply_z_loss(self, logits: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    def _apply_aux_loss(
+        self,
+        probs: torch.Tensor,
+        scores_for_aux_loss: torch.Tensor,
+        routing_map: torch.Tensor,
+        with_padding_mask: bool = False,
+    ) -> torch.Tensor:
+        """Add the load-balancing loss of a microbatch."""
+        if with_padding_mask:
+            return self._balance("aux_loss", probs, scores_for_aux_loss, routing_map, groups=1)
+        return super()._apply_aux_loss(probs, scores_for_aux_loss, routing_map)
+
+    def _apply_seq_aux_loss(
+        self,
+        probs: torch.Tensor,
+        scores_for_aux_loss: torch.Tensor,
+        routing_map: torch.Tensor,
+        seq_length: int,
+        bsz: int,
+        with_padding_mask: bool = False,
+    ) -> torch.Tensor:
+        """Add the mean of the load-balancing losses of the samples of a microbatch."""
+        if with_padding_mask:
+            return self._balance("seq_aux_loss", probs, scores_for_aux_loss, routing_map, groups=bsz)
+        return super()._apply_seq_aux_loss(probs, scores_for_aux_loss, routing_map, seq_length, bsz)
+
+    def _balance(
+        self, name: str, probs: torch.Tensor, scores: torch.Tensor, routing_map: torch.Tensor, *, groups: int
+    ) -> torch.Tensor:
+        """Add the losses of `groups` of tokens, whose rows alternate, each times the number of its tokens.
+
+        A group of T tokens, of which c_e chose expert e with the mean score P_e, has the loss E / (k T) sum_e c_e P_e
+        (Switch Transformer, arXiv 2101.03961, equation 4). Core would divide by zero if all tokens of a group are
+        masked, and takes the mean number of tokens for that of each sample. `scores` and `routing_map`
+        [tokens, experts] are zero for masked tokens.
+        """
+        coefficient = self.get_aux_loss_coeff(name)
+        if coefficient == 0:
+            return probs
+        counts = routing_map.view(-1, groups, routing_map.shape[-1]).sum(0, dtype=torch.float32)
+        if self.tp_cp_group.size() > 1:
+            torch.distributed.all_reduce(counts, group=self.tp_cp_group)
+        tokens = (counts.sum(-1) / self.topk).clamp(min=1)
+        chosen = (scores.view(-1, groups, scores.shape[-1]).sum(0) * counts).sum(-1)
+        losses = self.config.num_moe_experts / self.topk * chosen / tokens  # of all tokens of each group
+        self._statistics(probs)[-LOSSES].add_((losses.detach() / tokens).mean())
+        scaled: torch.Tensor = MoEAuxLossAutoScaler.apply(probs, losses.sum() * coefficient)
+        return scaled
+
+    def apply_z_loss(self, logits: torch.Tensor, padding_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Add the z-loss of ST-MoE (arXiv 2202.08906, equation 5), as a sum over tokens, to what is differentiated."""
         coefficient = self.config.moe_z_loss_coeff
         if coefficient is None or not self._has_gradients():
             return logits
-        z_loss = torch.logsumexp(logits, dim=-1).square().sum()
-        self._statistics(logits)[-1].add_(z_loss.detach())
+        squares = torch.logsumexp(logits, dim=-1).square()
+        if padding_mask is not None:
+            squares = squares * ~padding_mask
+        z_loss = squares.sum()
+        statistics = self._statistics(logits)
+        statistics[-2].add_(z_loss.detach())
+        statistics[-1].add_(len(logits) if padding_mask is None else (~padding_mask).sum())
         scaled: torch.Tensor = MoEAuxLossAutoScaler.apply(logits, z_loss * coefficient)
         return scaled
 
@@ -92,6 +156,20 @@ class Router(TopKRouter):
             columns = self.config.num_moe_experts + LOSSES
             self.statistics = torch.zeros(columns, dtype=torch.float64, device=like.device)
         return self.statistics
+
+
+def arguments(chunk: torch.nn.Module, batch: MicroBatch) -> dict[str, Any]:
+    """Arguments of the forward pass of a wrapped `chunk`: with chats, the tokens that experts are not balanced over.
+
+    These are all tokens that are not learned. Core divides the mask over tensor-parallel ranks only in the first chunk.
+    """
+    model = unwrap_model(chunk)
+    if batch.padding is None or model.config.num_moe_experts is None:
+        return {}
+    mask = batch.loss_mask == 0
+    if model.config.sequence_parallel and not model.pre_process:
+        mask = scatter_to_sequence_parallel_region(mask.t().contiguous()).t().contiguous()
+    return {"padding_mask": mask}
 
 
 def fuses_permutation(dispatcher: str, kernels: Kernels) -> bool:

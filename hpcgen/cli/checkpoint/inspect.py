@@ -21,6 +21,7 @@ from hpcgen.report.essentials import shown, text
 from hpcgen.report.words import moment
 from hpcgen.text import counted, few, harmless, size_text
 from trainer.contract.files.checkpoint_files import FORMAT, consumed_tokens
+from trainer.contract.resuming import sampling
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.index import Tensor
@@ -109,10 +110,10 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
     yield "iteration", f"{record['iteration']:,} of {training['train_iters']:,}"
     yield "complete", moment(record["time"])
     yield "consumed", f"{counted(record['consumed_samples'], 'sample')}, {counted(tokens, 'token')}"
-    for stream in (record.get("sampling") or {}).get("streams", []):
-        epochs = stream["read"] * stream["seq_length"] / stream["documents"]["tokens"]
-        read = f"{counted(stream['read'], 'sample')} of {counted(stream['seq_length'], 'token')} ({epochs:,.2f} epochs)"
-        yield "pair", f"{stream['pair']['prefix']}: {read}"
+    for stream in sampling.from_dict(record["sampling"]).streams if record.get("sampling") else ():
+        epochs = stream.epochs(stream.read)
+        read = f"{counted(stream.read, 'sample')} of {counted(stream.seq_length, 'token')} ({epochs:,.2f} epochs)"
+        yield "pair", f"{stream.prefix}: {read}"
     yield "size", f"{size_text(num_bytes)} in {counted(len(record['files']), 'file')}"
     ranks = counted(record["world_size"], "rank")
     yield "written by", f"{ranks} ({_layout(record['layout'], model)}), {record['precision']}"

@@ -117,7 +117,7 @@ def resolve_optimizer(
 def resolve_data(data: BlendConfig, model: ModelConfig) -> BlendConfig:
     """`data` with the end-of-document token of mock samples, which is the last row of the resolved `model`'s embedding.
 
-    Source: megatron/core/datasets/gpt_dataset.py, MockGPTLowLevelDataset, with `trainer.data.datasets.Vocabulary`.
+    Source: megatron/core/datasets/gpt_dataset.py, MockGPTLowLevelDataset, with `trainer.data.gpt.Vocabulary`.
     """
     if not (data.mock and data.needs_eod and data.eod_id is None and model.padded_vocab_size):
         return data

@@ -20,6 +20,7 @@ NUMBERS_OF_STEP = (
     "tokens_per_s",
     "model_tflops_per_device",
     "mfu",
+    "packing_efficiency",
     "peak_memory_gib",
     "data_wait_s",
     "communication_s",

@@ -28,6 +28,7 @@ from trainer.contract.code.code_record import SHA256_DIGITS, CodeRecord
 from trainer.contract.code.imports import named
 from trainer.contract.code.user_code import UserCode
 from trainer.contract.config import TrainerConfig
+from trainer.contract.files.loss_mask import has_mask
 from trainer.contract.files.regular_file import open_regular, read_bytes
 from trainer.contract.resuming.change import Change, and_more
 from trainer.contract.resuming.hyperparameters import SECTIONS
@@ -59,13 +60,15 @@ class Examination:
     changes: list[Change] = field(default_factory=list)
     """Files whose path is the same but whose content differs from the checkpoint's."""
     to_hash: dict[str, Identity] = field(default_factory=dict)
-    """Expected size and sha256 of the .bin files, by path, that must be read to tell whether they changed."""
+    """Expected size and sha256 of the .bin and .mask files, by path, that must be read to tell whether they
+    changed."""
 
     def add_changed_pairs(self, paths: list[str], name: str) -> None:
         """Add the files of `to_hash` that turned out to differ. `name` is the key that names the pairs."""
-        for pair in self.origins["pairs"].get(name, []):
-            if pair and f"{pair['prefix']}.bin" in paths:
-                pair["bin"]["sha256"] = None
+        for pair in filter(None, self.origins["pairs"].get(name, [])):
+            for suffix in _contents(pair):
+                if f"{pair['prefix']}.{suffix}" in paths:
+                    pair[suffix]["sha256"] = None
         if paths:
             sha256 = self.to_hash[paths[0]]["sha256"]
             after = f"different content{and_more(len(paths))}"
@@ -240,10 +243,12 @@ def _recognize_pairs(read: Sequence[Mapping[str, Any]], pairs: Sequence[Any], fo
 
 
 def _expect(known: Mapping[str, Any], pair: dict[str, Any], found: Examination) -> None:
-    """Assume that a .bin has its earlier hash. The ranks verify this before training starts."""
-    sha256 = known["bin"]["sha256"]
-    found.to_hash[f"{pair['prefix']}.bin"] = {"bytes": pair["bin"]["size"], "sha256": sha256}
-    pair["bin"]["sha256"] = sha256
+    """Assume that files have their earlier hashes. The ranks verify this before training starts."""
+    for suffix in _contents(pair):
+        if _compare_content(known[suffix], pair[suffix]) == "hash":
+            sha256 = known[suffix]["sha256"]
+            found.to_hash[f"{pair['prefix']}.{suffix}"] = {"bytes": pair[suffix]["size"], "sha256": sha256}
+            pair[suffix] = {**pair[suffix], "sha256": sha256}
 
 
 def _saved_pairs(name: str, found: Examination) -> list[dict[str, Any]]:
@@ -267,37 +272,66 @@ def _read_indices(prefixes: Sequence[str]) -> None:
 def _identify_pair(
     prefix: str, known: Any, recorded: Callable[[Path], Mapping[str, Identity]], *, reads: bool
 ) -> dict[str, Any] | None:
-    """Identities of a pair's files; None if a file is missing."""
+    """Identities of a pair's files, with the mask of chats; None if a file is missing."""
     known = known or {}
     try:
         index = Path(f"{prefix}.idx")
         index_now = identify(index) if reads else _identify_unread(index, known.get("idx"))
-        data = _identify_unread(Path(f"{prefix}.bin"), known.get("bin"))
+        contents = {
+            suffix: _identify_content(Path(f"{prefix}.{suffix}"), known.get(suffix), recorded)
+            for suffix in ("bin", *(["mask"] if has_mask(prefix) else []))
+        }
     except FileNotFoundError:
         return None
-    if data["sha256"] is None:
-        made = recorded(Path(prefix).parent).get(f"{Path(prefix).name}.bin")
-        if made is not None and _same_age(data, made):  # otherwise the file was rewritten after the record
-            data = {**data, "sha256": made["sha256"]}
-    return {"prefix": prefix, "idx": index_now, "bin": dict(data)}
+    return {"prefix": prefix, "idx": index_now, **contents}
 
 
-def _compare(before: Mapping[str, Identity], now: Mapping[str, Identity]) -> str:
-    """Compare two identities of a pair: "same", "other", "hash" (the .bin must be hashed) or "unknown" (no hash)."""
-    for suffix in ("idx", "bin"):
-        hashes = before[suffix]["sha256"], now[suffix]["sha256"]
-        if before[suffix]["size"] != now[suffix]["size"] or (all(hashes) and hashes[0] != hashes[1]):
-            return "other"
-    if _same_age(before["bin"], now["bin"]) or (before["bin"]["sha256"] and now["bin"]["sha256"]):
+def _identify_content(
+    path: Path, known: Any, recorded: Callable[[Path], Mapping[str, Identity]]
+) -> dict[str, Any]:
+    """Identity of a .bin or .mask, whose hash comes from `known` or from hpcgen's record next to it."""
+    now = _identify_unread(path, known)
+    if now["sha256"] is None:
+        made = recorded(path.parent).get(path.name)
+        if made is not None and _same_age(now, made):  # otherwise the file was rewritten after the record
+            now = {**now, "sha256": made["sha256"]}
+    return dict(now)
+
+
+def _contents(pair: Mapping[str, Any]) -> list[str]:
+    """Suffixes of the files of a pair that are not read at each start."""
+    return [suffix for suffix in ("bin", "mask") if suffix in pair]
+
+
+def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Compare two identities of a pair: "same", "other", "hash" (files must be hashed) or "unknown" (no hash)."""
+    if _contents(before) != _contents(now):
+        return "other"
+    verdicts = {_compare_content(before[suffix], now[suffix]) for suffix in _contents(now)}
+    if _differs(before["idx"], now["idx"]):
+        return "other"
+    return next(verdict for verdict in ("other", "unknown", "hash", "same") if verdict in verdicts)
+
+
+def _compare_content(before: Identity, now: Identity) -> str:
+    """Compare two identities of a .bin or .mask. The words are those of `_compare`."""
+    if _differs(before, now):
+        return "other"
+    if _same_age(before, now) or (before["sha256"] and now["sha256"]):
         return "same"
-    return "hash" if before["bin"]["sha256"] else "unknown"
+    return "hash" if before["sha256"] else "unknown"
 
 
-def _change(name: str, before: Mapping[str, Identity], now: Mapping[str, Identity]) -> Change:
+def _differs(before: Identity, now: Identity) -> bool:
+    """True if two identities of a file certainly have other content."""
+    hashes = before["sha256"], now["sha256"]
+    return bool(before["size"] != now["size"] or (all(hashes) and hashes[0] != hashes[1]))
+
+
+def _change(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Change:
     """The file of the pair that differs, in its old and its current state."""
-    hashes = before["idx"]["sha256"], now["idx"]["sha256"]
-    is_index = before["idx"]["size"] != now["idx"]["size"] or (all(hashes) and hashes[0] != hashes[1])
-    suffix = "idx" if is_index else "bin"
+    files = [suffix for suffix in ("idx", "mask", "bin") if suffix in before and suffix in now]
+    suffix = next((suffix for suffix in files if _differs(before[suffix], now[suffix])), "bin")
     texts = []
     for identity in (before[suffix], now[suffix]):
         modified = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(identity["modified_ns"] / _SECOND))

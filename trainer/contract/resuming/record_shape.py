@@ -35,6 +35,7 @@ KEYS: Mapping[str, type] = {
 """Keys that every record of this format has."""
 
 NAMES = {
+    bool: "true or false",
     int: "a non-negative integer",
     float: "a number",
     str: "a string",
@@ -45,6 +46,7 @@ NAMES = {
 
 DOCUMENTS = {"first": int, "end": int, "tokens": int}
 STREAM = {"pair": dict, "documents": dict, "seq_length": int, "orders": list, "read": int}
+PACKING = {"samples": int, "tokens": int, "packed": bool}
 PORTION = {"stream": int, "weight": float, "start": int}
 PHASES = "sampling.phases[...]"
 
@@ -96,9 +98,12 @@ def _sampling_problems(sampling: Any) -> Iterator[Problem]:
     # only the first problem is read, so each line relies on the checks above it
     yield from _is(sampling, {"streams": list, "phases": list}, "sampling")
     for stream in sampling["streams"]:
-        yield from _is(stream, STREAM, "sampling.streams[...]")
+        is_packed = isinstance(stream, dict) and "packing" in stream
+        kinds = {**STREAM, "packing": dict} if is_packed else STREAM
+        yield from _is(stream, kinds, "sampling.streams[...]")
+        yield from _packing_problems(stream.get("packing"))
         yield from _not(stream["pair"].get("prefix"), str, "sampling.streams[...].pair.prefix")
-        for suffix in ("idx", "bin"):
+        for suffix in ("idx", "bin", *(["mask"] if "mask" in stream["pair"] else [])):
             yield from _identity_problems(stream["pair"].get(suffix), f"sampling.streams[...].pair.{suffix}")
         yield from _is(stream["documents"], DOCUMENTS, "sampling.streams[...].documents")
         if stream["documents"]["tokens"] == 0 or stream["seq_length"] == 0:
@@ -115,6 +120,13 @@ def _sampling_problems(sampling: Any) -> Iterator[Problem]:
                 yield Problem(f"{PHASES}.portions[...].stream", reason)
             if not 0 < portion["weight"] <= 1:
                 yield Problem(f"{PHASES}.portions[...].weight", f"is {portion['weight']}, not a fraction")
+
+
+def _packing_problems(packing: Any) -> Iterator[Problem]:
+    if packing is not None:
+        yield from _is(packing, PACKING, "sampling.streams[...].packing")
+        if packing["samples"] == 0:
+            yield Problem("sampling.streams[...].packing", "has no samples")
 
 
 def _identity_problems(identity: Any, key: str) -> Iterator[Problem]:

@@ -34,11 +34,24 @@ class Documents:
 
 @dataclass(frozen=True)
 class Order:
-    """One shuffle of a pair's samples by Megatron-Core."""
+    """One shuffle of a pair's samples."""
 
     seed: int
     num_samples: int
-    """Number of samples that Core was asked for. It determines how many epochs Core shuffles together."""
+    """Number of samples that were asked for. It determines the number of epochs, and which of them Core shuffles
+    together."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Samples that are filled with complete chats, so that an epoch is a whole number of samples."""
+
+    samples: int
+    """Number of samples of an epoch."""
+    tokens: int
+    """Number of tokens of an epoch, without padding."""
+    packed: bool
+    """True if a sample has several chats (data.sft_packing)."""
 
 
 def order_seed(seed: int, number: int) -> int:
@@ -62,18 +75,30 @@ class Stream:
     orders: tuple[Order, ...] = ()
     read: int = 0
     """Number of samples that the run has read."""
+    packing: Packing | None = None
+    """How chats fill the samples. None if samples are cut from the continuous tokens of the documents."""
 
     @property
     def prefix(self) -> str:
         """Path of the pair without suffix."""
         return str(self.pair["prefix"])
 
+    @property
+    def size(self) -> int:
+        """Weight of the pair if the configuration gives none. Chats that have a sample each are counted, not their
+        tokens, so that the chats of all pairs are read equally often."""
+        return self.documents.tokens if self.packing is None else self.packing.samples
+
     def epochs(self, samples: int) -> float:
         """`samples` as a number of epochs."""
+        if self.packing is not None:
+            return samples / self.packing.samples
         return samples * self.seq_length / self.documents.tokens
 
     def length(self, order: Order) -> int:
-        """Number of samples in an order. Core completes its last epoch, so this is at least what it was asked for."""
+        """Number of samples in an order. Its last epoch is complete, so this is at least what was asked for."""
+        if self.packing is not None:
+            return max(1, -(-order.num_samples // self.packing.samples)) * self.packing.samples
         epochs = max(1, -(-(order.num_samples * self.seq_length + 1) // self.documents.tokens))
         return (epochs * self.documents.tokens - 1) // self.seq_length
 
@@ -89,10 +114,17 @@ class Stream:
         return dataclasses.replace(self, orders=tuple(orders))
 
     def extended(self, end: int, seed: int) -> Stream:
-        """This stream with at least `end` samples. A further order has a seed of its own."""
+        """This stream with at least `end` samples. A further order has a seed of its own.
+
+        Each epoch of chats is shuffled by itself, so their order just gets further epochs.
+        """
         missing = end - (self.ends[-1] if self.orders else 0)
         if missing <= 0:
             return self
+        if self.packing is not None and self.orders:
+            *others, last = self.orders
+            longer = dataclasses.replace(last, num_samples=self.length(last) + missing)
+            return dataclasses.replace(self, orders=(*others, longer))
         order = Order(order_seed(seed, len(self.orders)), missing)
         return dataclasses.replace(self, orders=(*self.orders, order))
 
@@ -160,8 +192,13 @@ class Sampling:
         return dataclasses.replace(self, streams=tuple(streams))
 
     def to_dict(self) -> dict[str, Any]:
-        """Content of the record of a checkpoint."""
-        return dataclasses.asdict(self)
+        """Content of the record of a checkpoint. Streams of documents have no key `packing`, as before there were
+        chats."""
+        content = dataclasses.asdict(self)
+        for stream in content["streams"]:
+            if stream["packing"] is None:
+                del stream["packing"]
+        return content
 
 
 def from_dict(content: Mapping[str, Any]) -> Sampling:
@@ -172,6 +209,7 @@ def from_dict(content: Mapping[str, Any]) -> Sampling:
                 **stream,
                 "documents": Documents(**stream["documents"]),
                 "orders": tuple(Order(**order) for order in stream["orders"]),
+                "packing": Packing(**stream["packing"]) if "packing" in stream else None,
             }
         )
         for stream in content["streams"]
@@ -229,7 +267,9 @@ def plan(
     """
 
     def is_same(one: Stream, other: Stream) -> bool:
-        makes_same_samples = (one.documents, one.seq_length) == (other.documents, other.seq_length)
+        makes_same_samples = all(
+            getattr(one, name) == getattr(other, name) for name in ("documents", "seq_length", "packing")
+        )
         return makes_same_samples and is_same_pair(one.pair, other.pair)
 
     streams = [stream.begun() for stream in earlier.streams]

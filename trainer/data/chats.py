@@ -1,0 +1,345 @@
+"""Chats: complete documents of a pair with a loss mask, packed into samples so that an epoch is a number of samples.
+
+A chat of L tokens has L - 1 pairs of an input and its label. So no label crosses the border of two chats, and nothing
+needs to be masked there. A sample has chats one after the other and then padding, which no loss and no chat sees.
+
+A chat that does not fit into a sample ends after its last answer that does; without such an answer it is left out.
+Each pair is packed once for a sequence length (`trainer.data.best_fit`). Each epoch shuffles the samples.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+from trainer.contract.config import BlendConfig, ConfigError
+from trainer.contract.files.loss_mask import has_mask, mask_path, size_problem
+from trainer.contract.resuming.sampling import Documents, Order, Packing, Stream
+from trainer.contract.wording import counted
+from trainer.data.best_fit import best_fit_decreasing
+from trainer.data.index_files import Index, LogLine, complete
+from trainer.data.kind import Kind, Source, core_split
+
+FILES = ("chats.npy", "bins.npy", "counts.npy")
+"""Suffixes of the index files: document and kept tokens of each chat in the order of the samples [chats, 2]; the first
+chat of each sample and the end [samples + 1]; and `Counts`."""
+
+MIN_KEPT = 0.1
+"""Smallest fraction of the chats of a pair that may fit into samples. A smaller one is a mistake, not a choice."""
+
+MAX_PAIRS_SHOWN = 50
+"""Maximum number of pairs with a line of their own in the log."""
+
+CHUNK = 2**24
+"""Number of tokens whose mask is read at a time."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Chats of a pair, and their tokens in an epoch."""
+
+    chats: int
+    """All chats of the split."""
+    cut: int
+    """Chats that end after an answer in their middle."""
+    too_long: int
+    """Chats that are left out, since no answer ends within a sample."""
+    unanswered: int
+    """Chats that are left out, since they have nothing to learn."""
+    tokens: int
+    """Inputs of the chats that are read."""
+    learned: int
+    """Labels of these that count in the loss."""
+
+    @property
+    def read(self) -> int:
+        """Chats that are read."""
+        return self.chats - self.too_long - self.unanswered
+
+
+class Chats(Kind):
+    """Complete chats, of which the answers are learned."""
+
+    def check_pair(self, prefix: str, corpus: IndexedDataset, data: BlendConfig) -> None:
+        """Check that a pair has a loss mask that fits, and one sequence per document."""
+        if not has_mask(prefix):
+            raise ConfigError(
+                f"it has no loss mask, {mask_path(prefix)}, so its documents are no chats, but data.sft is true. "
+                "Remove data.sft to learn every token, or make the pair from chats",
+                where=prefix,
+            )
+        lengths = corpus.sequence_lengths
+        if problem := size_problem(prefix, int(lengths.sum(dtype=numpy.int64))):
+            raise ConfigError(problem.sentence, where=prefix)
+        if len(corpus.document_indices) - 1 != len(lengths):
+            raise ConfigError(
+                "some of its documents have several sequences, which Megatron-LM's preprocess_data.py makes with "
+                "--split-sentences. A chat must be one sequence",
+                where=prefix,
+            )
+
+    def pack(
+        self, split: str, documents: Mapping[str, Documents], source: Source, log: LogLine
+    ) -> dict[str, Packing]:
+        """Pack the chats of the pairs, and log how many are cut or left out."""
+        if not documents:
+            return {}
+        indices = {
+            prefix: _packing_index(split, prefix, of_pair, source) for prefix, of_pair in documents.items()
+        }
+        complete(list(indices.values()), source.cache_dir, log)
+        found = {}
+        for number, (prefix, index) in enumerate(indices.items()):
+            packed = Packed.load(source.cache_dir, index)
+            _require_enough(split, prefix, packed.counts, source)
+            if number < MAX_PAIRS_SHOWN:
+                log(f"data: {split}: {prefix}: {_text(packed, source)}")
+            found[prefix] = Packing(len(packed), packed.counts.tokens, source.config.data.sft_packing)
+        return found
+
+    def index(self, split: str, stream: Stream, order: Order, source: Source) -> Index | None:
+        """An order needs no index: `pack` has made that of the pair, and an epoch is shuffled when it is read."""
+        return None
+
+    def dataset(
+        self, split: str, stream: Stream, order: Order, source: Source, *, unread: bool = False
+    ) -> ChatDataset:
+        """The samples of an order, whose epochs are complete."""
+        index = _packing_index(split, stream.prefix, stream.documents, source)
+        packed = None if unread else Packed.load(source.cache_dir, index)
+        return ChatDataset(split, stream, order, index.key, packed)
+
+    def documents(self, dataset: torch.utils.data.Dataset[Any], number: int) -> Sequence[int]:
+        """Numbers of the chats of a sample."""
+        assert isinstance(dataset, ChatDataset)
+        return [document for document, _ in dataset.chats(number)]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The packed chats of a pair, mapped from its index files."""
+
+    chats: numpy.ndarray
+    """Document in the pair and number of tokens of each chat [chats, 2]."""
+    bins: numpy.ndarray
+    """First chat of each sample, and the end [samples + 1]."""
+    counts: Counts
+
+    def __len__(self) -> int:
+        return len(self.bins) - 1
+
+    @classmethod
+    def load(cls, directory: Path, index: Index) -> Packed:
+        """Map the files of a checked index."""
+        chats, bins, counts = (
+            numpy.load(directory / name, mmap_mode="r", allow_pickle=False) for name in index.names
+        )
+        return cls(chats, bins, Counts(*counts.tolist()))
+
+
+class ChatDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """The samples of an order: complete epochs of the packed chats of a pair, each shuffled by itself.
+
+    Next to the tokens, the labels and the loss mask, a sample has `is_first` [s], which is true at the first token of
+    each chat and of the padding, and `padding` [], the number of tokens of the padding.
+    """
+
+    def __init__(self, split: str, stream: Stream, order: Order, key: str, packed: Packed | None) -> None:
+        """`key` is that of the index of the pair, and `packed` its content."""
+        self.index_split = core_split(split)
+        self.unique_identifiers = OrderedDict(
+            {"class": type(self).__name__, "index": key, "seed": order.seed, "samples": stream.length(order)}
+        )
+        self.dataset_path = stream.prefix
+        self._stream, self._order = stream, order
+        if packed is not None:
+            self._packed = packed
+            self._tokens = IndexedDataset(stream.prefix)
+            self._mask = _map_mask(stream.prefix)
+
+    def __len__(self) -> int:
+        return self._stream.length(self._order)
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        length = self._stream.seq_length
+        rows = numpy.zeros((4, length), numpy.int64)
+        end = 0
+        for document, kept in self.chats(number):
+            first, end = end, end + kept - 1
+            tokens = self._tokens.get(document, 0, kept)
+            start = self._tokens.index.sequence_pointers[document] // self._tokens.index.dtype_size
+            rows[0, first:end], rows[1, first:end] = tokens[:-1], tokens[1:]
+            rows[2, first:end] = self._mask[start + 1 : start + kept]
+            rows[3, first] = 1
+        if end < length:
+            rows[3, end] = 1
+        names = ("tokens", "labels", "loss_mask", "is_first")
+        sample = dict(zip(names, torch.from_numpy(rows), strict=True))
+        return {**sample, "padding": torch.tensor(length - end)}
+
+    def chats(self, number: int) -> Iterator[tuple[int, int]]:
+        """Yields the chats of a sample: the document in the pair, and its number of tokens."""
+        epoch, position = divmod(int(number), len(self._packed))
+        shuffled = int(_shuffle(self._order.seed, epoch, len(self._packed))[position])
+        first, end = self._packed.bins[shuffled], self._packed.bins[shuffled + 1]
+        yield from map(tuple, self._packed.chats[first:end].tolist())
+
+
+@functools.lru_cache(maxsize=4)
+def _shuffle(seed: int, epoch: int, size: int) -> numpy.ndarray:
+    """The order of the samples of an epoch. numpy keeps the numbers of RandomState the same in all its versions."""
+    return numpy.random.RandomState([seed, epoch]).permutation(size)
+
+
+def kept_tokens(
+    lengths: numpy.ndarray, mask: numpy.ndarray, seq_length: int
+) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """How many tokens of each chat a sample can hold, and how many of their labels are learned: [chats] each.
+
+    The chats of `lengths` [chats] follow each other in `mask` [tokens], whose values are 0 and 1. A chat that is left
+    out has 0 of both: it has nothing to learn, or no answer that ends within seq_length + 1 tokens.
+    """
+    ends = numpy.cumsum(lengths, dtype=numpy.int64)
+    starts = ends - lengths
+    kept = lengths.astype(numpy.int64)
+    long = kept > seq_length + 1
+    if long.any():
+        # the first token after each answer
+        after = numpy.flatnonzero(mask[:-1] > mask[1:]) + 1
+        latest = numpy.searchsorted(after, starts[long] + seq_length + 1, side="right") - 1
+        last = after[latest] if len(after) else numpy.zeros_like(latest)
+        kept[long] = numpy.where(latest >= 0, numpy.maximum(last - starts[long], 0), 0)
+    learned_before = numpy.concatenate([[0], numpy.cumsum(mask, dtype=numpy.int64)])
+    learned = numpy.zeros_like(kept)
+    has_labels = kept >= 2
+    first = starts[has_labels]
+    learned[has_labels] = learned_before[first + kept[has_labels]] - learned_before[first + 1]
+    return numpy.where(learned > 0, kept, 0), learned
+
+
+def _packing_index(split: str, prefix: str, documents: Documents, source: Source) -> Index:
+    """Index files of the chats of a pair, which depend on its files, the documents and the settings in the key."""
+    seq_length, packed = source.config.model.seq_length, source.config.data.sft_packing
+    settings = {
+        "prefix": prefix,
+        "documents": [documents.first, documents.end],
+        "seq_length": seq_length,
+        "packed": packed,
+    }
+    digest = hashlib.md5(json.dumps(settings).encode(), usedforsecurity=False).hexdigest()
+
+    def build(directory: Path) -> None:
+        contents = _pack(prefix, documents, seq_length, packed)
+        for suffix, content in zip(FILES, contents, strict=True):
+            numpy.save(directory / f"{index.key}-{suffix}", content, allow_pickle=False)
+
+    index = Index(
+        title=f"the chats of {prefix} for {split}",
+        key=f"{digest}-Chats",
+        suffixes=FILES,
+        source=Path(f"{prefix}.idx"),
+        mask=Path(mask_path(prefix)),
+        build=build,
+    )
+    return index
+
+
+def _pack(prefix: str, documents: Documents, seq_length: int, packed: bool) -> tuple[numpy.ndarray, ...]:
+    """The contents of the index files."""
+    corpus, mask = IndexedDataset(prefix), _map_mask(prefix)
+    lengths = numpy.asarray(corpus.sequence_lengths[documents.first : documents.end])
+    start = int(corpus.index.sequence_pointers[documents.first]) // corpus.index.dtype_size
+    kept, learned = (
+        numpy.concatenate(parts)
+        for parts in zip(*_kept_in_chunks(prefix, lengths, mask, start, seq_length), strict=True)
+    )
+    is_read, is_long = kept > 0, lengths > seq_length + 1
+    numbers = numpy.flatnonzero(is_read)
+    sizes = kept[numbers] - 1
+    if packed:
+        order, bins = best_fit_decreasing(sizes, seq_length)
+    else:
+        order, bins = numpy.arange(len(numbers)), numpy.arange(len(numbers) + 1)
+    chats = numpy.stack([documents.first + numbers[order], kept[numbers][order]], axis=1)
+    counts = Counts(
+        chats=len(lengths),
+        cut=int((is_read & is_long).sum()),
+        too_long=int((~is_read & is_long).sum()),
+        unanswered=int((~is_read & ~is_long).sum()),
+        tokens=int(sizes.sum()),
+        learned=int(learned.sum()),
+    )
+    values = [getattr(counts, field.name) for field in fields(Counts)]
+    return chats.astype(numpy.int32), bins.astype(numpy.int64), numpy.array(values)
+
+
+def _kept_in_chunks(
+    prefix: str, lengths: numpy.ndarray, mask: numpy.ndarray, start: int, seq_length: int
+) -> Iterator[tuple[numpy.ndarray, numpy.ndarray]]:
+    """Yields the `kept_tokens` of some chats at a time. The mask of the first chat begins at `start`."""
+    ends = start + numpy.cumsum(lengths, dtype=numpy.int64)
+    first = 0
+    while first < len(lengths):
+        end = max(first + 1, int(numpy.searchsorted(ends, start + CHUNK, side="right")))
+        chunk = numpy.asarray(mask[start : ends[end - 1]])
+        if len(chunk) and chunk.max() > 1:
+            raise ConfigError(
+                f"{mask_path(prefix)} has the value {chunk.max()}; a loss mask has only 0 and 1. Make the pair again",
+                where=prefix,
+            )
+        yield kept_tokens(lengths[first:end], chunk, seq_length)
+        first, start = end, int(ends[end - 1])
+
+
+def _map_mask(prefix: str) -> numpy.ndarray:
+    return numpy.memmap(mask_path(prefix), numpy.uint8, mode="r")
+
+
+def _require_enough(split: str, prefix: str, counts: Counts, source: Source) -> None:
+    """Refuse a pair of which almost no chat can be read."""
+    if counts.read and counts.read >= MIN_KEPT * counts.chats:
+        return
+    left_out = [
+        f"{number:,} {reason}"
+        for number, reason in (
+            (counts.too_long, "have no answer that ends within a sample"),
+            (counts.unanswered, "have nothing to learn"),
+        )
+        if number
+    ]
+    raise ConfigError(
+        f"only {counts.read:,} of its {counted(counts.chats, 'chat')} for {split} can be read with model.seq_length = "
+        f"{source.config.model.seq_length}: {' and '.join(left_out)}. Use a longer model.seq_length, or other chats",
+        where=prefix,
+    )
+
+
+def _text(packed: Packed, source: Source) -> str:
+    counts, length = packed.counts, source.config.model.seq_length
+    left_out = [
+        f"{number:,} {what}"
+        for number, what in (
+            (counts.cut, "cut after their last answer that fits"),
+            (counts.too_long, "left out, since no answer fits"),
+            (counts.unanswered, "left out, since nothing is learned"),
+        )
+        if number
+    ]
+    return "; ".join(
+        [
+            f"{counted(counts.read, 'chat')} in {counted(len(packed), 'sample')} of {length:,} tokens, "
+            f"{counts.tokens / (len(packed) * length):.1%} full",
+            f"{counts.learned / counts.tokens:.1%} of the tokens are learned",
+            *left_out,
+        ]
+    )
