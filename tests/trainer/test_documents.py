@@ -325,4 +325,4 @@ def test_long_samples_are_handed_over_one_by_one() -> None:
         document["model"] |= model
         return loader.micro_batches_per_load(configuration.from_dict(TrainerConfig, document, "test"))
 
-    assert (number(), number(seq_length=8192), number(seq_length=131072)) == (8, 8, 1)
+    assert (number(), number(seq_length=8192), number(seq_length=131072)) == (8, 2, 1)

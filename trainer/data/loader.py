@@ -29,8 +29,9 @@ from trainer.distributed.sequence import zigzag_positions
 MAX_PER_LOAD = 8
 """Maximum number of microbatches that a loader process hands over at once."""
 
-LOAD_BYTES = 2**22
-"""Maximum size of several microbatches that are handed over at once. They are in /dev/shm, which may be small."""
+LOAD_BYTES = 2**20
+"""Maximum size of several microbatches that are handed over at once. They are in /dev/shm, which has 64 MiB in some
+containers: eight ranks with two loader processes, and two loads ready in each, then take half of it."""
 
 MAX_FIELDS = 4
 """Maximum number of integers for each token of a microbatch (`Packed.fields`)."""
