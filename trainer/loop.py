@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
+from trainer.answers import Answers
 from trainer.checkpoint import Checkpoints
 from trainer.contract.config import TrainerConfig
 from trainer.contract.model.batch_size import Batches
@@ -61,6 +62,8 @@ class TrainingLoop:
     instruments: Instruments
     metrics: Metrics
     log: Log
+    answers: Answers | None = None
+    """The answers of the model to prompts, if the run has prompts."""
 
     def run(self) -> None:
         """Train from state.iteration to the last iteration or until asked to stop. The last step is always saved.
@@ -71,9 +74,8 @@ class TrainingLoop:
         batches = self._batches()
         self.watch.beat(Phase.TRAIN, self.state.iteration)
         self.metrics.paused("startup_s")
-        if self.state.iteration > 0:
-            # The attempt that saved this iteration may have stopped before the evaluation.
-            self._evaluate_due_splits()
+        # The attempt that saved this iteration may have stopped before the evaluation.
+        self._evaluate()
         is_stopping = False
         while not self._is_finished() and not is_stopping:
             if self.instruments.before(self.state.iteration + 1):
@@ -83,7 +85,7 @@ class TrainingLoop:
             self._record(result)
             self._save_if_due(result.vote)
             if not is_stopping or self._is_finished():
-                self._evaluate_due_splits()
+                self._evaluate()
         self.instruments.close(self.state.iteration + 1)
 
     def _is_finished(self) -> bool:
@@ -123,8 +125,14 @@ class TrainingLoop:
             self.watch.beat(Phase.TRAIN, self.state.iteration)
             self.metrics.paused("save_s")
 
-    def _evaluate_due_splits(self) -> None:
+    def _evaluate(self) -> None:
+        """Evaluate the splits and answer the prompts that are due."""
         state = self.state
+        if self.answers is not None and self.answers.is_due(state.iteration, self.config):
+            self._beat_evaluation()
+            with self.instruments.timers.paused():
+                self.answers.answer(state, self.config, self.groups, self._beat_evaluation)
+            self.metrics.paused("evaluation_s")
         for split in due_evaluations(state.iteration, self.config):
             if split in self.datasets:
                 config = config_of_split(self.config, split)
@@ -148,7 +156,7 @@ class TrainingLoop:
 def due_evaluations(iteration: int, config: TrainerConfig) -> list[str]:
     """Splits to evaluate after an iteration: validation sets at each interval and at the end, test only at the end."""
     training, sets = config.training, ["valid", *(each.split for each in config.data.validation)]
-    if training.eval_iters == 0:
+    if training.eval_iters == 0 or iteration == 0:
         return []
     if iteration == training.train_iters:
         return [*sets, "test"]

@@ -16,6 +16,7 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from trainer import checkpoint
+from trainer.answers import open_answers
 from trainer.contract.code import code_loading
 from trainer.contract.code.code_record import SHA256_DIGITS
 from trainer.contract.code.user_code import UserCode, sha256
@@ -156,6 +157,7 @@ class _Attempt:
         watch.beat(Phase.DATA, state.iteration)
         datasets, reading = _open_datasets(config, run, state, source, origins)
 
+        answers = open_answers(config, run, state.iteration, log)
         timers = Timers(config.device)
         timers.attach(state.model, state.optimizer)
         places = gather_places(self.ranks, self.groups)
@@ -186,7 +188,17 @@ class _Attempt:
         graphs = cuda_graphs.LayerGraphs(config, state, self.groups, log)
         instruments = Instruments(timers, Profiler(config, run, self.ranks.rank), graphs, stragglers)
         return TrainingLoop(
-            state, datasets, config, self.groups, checkpoints, self.stop, watch, instruments, metrics, log
+            state,
+            datasets,
+            config,
+            self.groups,
+            checkpoints,
+            self.stop,
+            watch,
+            instruments,
+            metrics,
+            log,
+            answers,
         )
 
     def _run(self, loop: TrainingLoop) -> None:

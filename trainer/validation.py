@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
@@ -13,6 +14,16 @@ from trainer.contract.model.batch_size import Batch
 from trainer.data.loader import data_iterators
 from trainer.loss import Objective
 from trainer.step import forward_backward
+
+
+@contextlib.contextmanager
+def evaluating(model: Sequence[DistributedDataParallel]) -> Iterator[None]:
+    """Evaluation mode of the chunks, such as without dropout."""
+    for chunk in model:
+        chunk.eval()
+    yield
+    for chunk in model:
+        chunk.train()
 
 
 @torch.no_grad()
@@ -34,18 +45,15 @@ def mean_losses(
     batches = [Batch(index * size, size) for index in range(config.training.eval_iters)]
     iterators = data_iterators(model, dataset, config, groups, batches)
     objective.measure(True)
-    for chunk in model:
-        chunk.eval()
     found = []
-    for batch in batches:
-        beat()
-        totals, _ = forward_backward(
-            model, objective, iterators, config, groups, batch.size, forward_only=True
-        )
-        torch.distributed.all_reduce(totals)
-        found.append(totals)
-    for chunk in model:
-        chunk.train()
+    with evaluating(model):
+        for batch in batches:
+            beat()
+            totals, _ = forward_backward(
+                model, objective, iterators, config, groups, batch.size, forward_only=True
+            )
+            torch.distributed.all_reduce(totals)
+            found.append(totals)
     sums = torch.stack(found).sum(0).view(-1, 2).tolist()
     means = {
         name: total / tokens

@@ -14,7 +14,7 @@ from hpcgen.checkpoints.finding import find_checkpoint
 from hpcgen.cli.checkpoint.paths import complete_checkpoints
 from hpcgen.cli.options import override_option, read_absolute
 from hpcgen.errors import ConfigErrors, HpcgenError
-from trainer.contract.generation import text_problem
+from trainer.contract.config.choice import text_problem
 
 if TYPE_CHECKING:
     from hpcgen.config.run import RunConfig

@@ -40,6 +40,7 @@ SECTIONS = {
     },
     "Inspect": {
         "report": Lazy("hpcgen.cli.report", "Summarize training runs in one HTML file."),
+        "answers": Lazy("hpcgen.cli.answers", "Show what a model answered while it trained."),
         "explain": Lazy("hpcgen.cli.explain", "Explain where a stage's environment variables come from."),
         "memory": Lazy("hpcgen.cli.memory", "Show which of DeepSpeed's ZeRO stages fit the nodes."),
         "lint": Lazy("hpcgen.cli.lint", "Check batch scripts for mistakes without running them."),

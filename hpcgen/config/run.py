@@ -15,6 +15,7 @@ from hpcgen.config.program import ProgramConfig
 from hpcgen.config.slurm import SlurmConfig
 from hpcgen.config.tokenizer import TokenizerConfig
 from trainer.contract.config import (
+    AnswersSettings,
     BlendConfig,
     CheckpointConfig,
     Count,
@@ -84,7 +85,7 @@ class TuneConfig:
 
 TRAINER_SECTIONS = (
     *("preset", "model", "parallelism", "training", "optimizer", "checkpoint", "logging"),
-    *("evaluation", "generation", "export", "tune"),
+    *("evaluation", "answers", "generation", "export", "tune"),
 )
 """Keys of a run file that only hpcgen's trainer and its models use. A run file with `program` has none of them."""
 
@@ -149,6 +150,8 @@ class RunConfig:
     """Metrics, TensorBoard, Weights & Biases and profiling."""
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     """Evaluation of checkpoints by the stage evaluate."""
+    answers: AnswersSettings = field(default_factory=AnswersSettings)
+    """Prompts that the model answers while it trains."""
     generation: GenerationSettings = field(default_factory=GenerationSettings)
     """Texts that the stage generate continues."""
     export: ExportConfig = field(default_factory=ExportConfig)

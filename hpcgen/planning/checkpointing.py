@@ -75,7 +75,10 @@ def slow_step_s(trainer: TrainerConfig) -> float:
 
 def evaluation_s(trainer: TrainerConfig, step_s: float) -> float:
     """Seconds of an evaluation, which may be running when the signal arrives. A forward pass is a third of a step."""
-    return batches_per_evaluation(trainer) * step_s / 3 if trainer.training.eval_interval else 0.0
+    if not trainer.training.eval_interval:
+        return 0.0
+    answers_s = trainer.answers.max_seconds if trainer.answers is not None else 0.0
+    return answers_s + batches_per_evaluation(trainer) * step_s / 3
 
 
 def num_saves(checkpoint: CheckpointConfig, num_steps: int, step_s: float) -> int:

@@ -17,10 +17,15 @@ from hpcgen.report.panels import NamedHistory, draw_charts
 from hpcgen.report.run import Run
 from hpcgen.report.summary import AttemptSummary, Summary, summarize
 from hpcgen.report.time_bars import time_bars
+from hpcgen.runs.answers import Answer, at_iteration
 from hpcgen.runs.metrics_line import Event, number_or_none
 from hpcgen.text import counted
 from trainer.contract.evaluation import EvaluationResult
 
+MAX_LISTED = 8
+"""Number of iterations whose answers are listed."""
+MAX_TEXT = 600
+"""Number of characters of a prompt or an answer that a table shows."""
 MAX_ROWS = 25
 """Maximum number of rows in a table. Longer tables have only the newest or the worst ones."""
 MAX_CHARACTERS = 50_000
@@ -121,6 +126,8 @@ def _tables(run: Run, summary: Summary) -> Iterator[Table]:
     yield _attempts(summary)
     if run.results:
         yield _newest_result(run.results[-1])
+    if run.answers:
+        yield from _answers(run.answers)
     if run.history.checkpoints:
         yield _checkpoints(run.history.checkpoints)
     if run.history.spikes:
@@ -142,6 +149,40 @@ def _tables(run: Run, summary: Summary) -> Iterator[Table]:
             rows=rows,
             note=_rest(len(summary.stragglers), "ranks"),
         )
+
+
+def _answers(answers: Sequence[Answer]) -> Iterator[Table]:
+    """The first and the last answer to each prompt, and a list of those between them."""
+    iterations = list(dict.fromkeys(answer.iteration for answer in answers))
+    first, last = at_iteration(answers, iterations[0]), at_iteration(answers, iterations[-1])
+    rows = tuple(
+        (
+            _in_short(answer.prompt),
+            _in_short(first[number].answer) if number in first else "",
+            _in_short(answer.answer),
+        )
+        for number, answer in sorted(last.items())
+    )
+    heads = ("prompt", f"iteration {iterations[0]:,}", f"iteration {iterations[-1]:,}")
+    yield Table(title="Answers", heads=heads, rows=rows)
+    if len(iterations) > 2:
+        # spread evenly, so that a long run shows its course
+        chosen = {iterations[len(iterations) * index // MAX_LISTED] for index in range(MAX_LISTED)}
+        listed = [answer for answer in answers if answer.iteration in chosen]
+        yield Table(
+            title="All answers" if len(chosen) == len(iterations) else "Answers along the way",
+            heads=("prompt", "iteration", "answer"),
+            rows=tuple(
+                (_in_short(answer.prompt), f"{answer.iteration:,}", _in_short(answer.answer))
+                for answer in sorted(listed, key=lambda each: (each.number, each.iteration))
+            ),
+            note="hpcgen answers shows complete texts at all iterations",
+            is_open=False,
+        )
+
+
+def _in_short(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
 
 
 def _attempts(summary: Summary) -> Table:

@@ -12,6 +12,7 @@ from hpcgen.errors import HpcgenError, Problem
 from hpcgen.ledger.ledger import Ledger
 from hpcgen.ledger.read import ledger_of, training_jobs
 from hpcgen.report.evaluations import line, read_results
+from hpcgen.runs.answers import Answer, read_answers
 from hpcgen.runs.history import History, read_history
 from hpcgen.runs.latest import Tail
 from hpcgen.runs.state import State, state_of
@@ -36,6 +37,8 @@ class Run:
     """Results of the stage evaluate, oldest first."""
     unreadable_results: tuple[Problem, ...]
     """Messages about invalid result files."""
+    answers: tuple[Answer, ...]
+    """Answers of the model in training, in the order in which it gave them."""
     hangs: tuple[str, ...]
     """Directories with the stacks of hung ranks."""
     ledger: Ledger | None
@@ -87,6 +90,7 @@ def _read_run(directory: Path, now: float) -> Run:
         word=word,
         results=results,
         unreadable_results=unreadable,
+        answers=read_answers(directory),
         hangs=tuple(sorted(_hangs(directory))),
         ledger=_ledger(directory, history, now),
         now=now,

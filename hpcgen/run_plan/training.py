@@ -23,7 +23,7 @@ from hpcgen.run_plan.time_limit import time_problems, timing
 from hpcgen.stages.evaluate import EVALUATE
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import duration, size_text
-from trainer.contract.config import BlendConfig, ModelConfig, TrainerConfig
+from trainer.contract.config import AnswersConfig, BlendConfig, ModelConfig, TrainerConfig
 from trainer.contract.config.resolve import resolve
 from trainer.contract.model.experts import expert_tensor_parallel_size
 from trainer.contract.model.layout import Layout
@@ -100,6 +100,7 @@ def training_facts(run: Run, config: RunConfig, allocation: Allocation) -> tuple
         checkpoint=config.checkpoint,
         logging=config.logging,
         evaluation=config.evaluation,
+        answers=config.answers,
         world=World(
             path=place_of(TRAIN, "nodes", config, run.cluster).path,
             count=allocation.nodes,
@@ -176,9 +177,22 @@ def _trainer(run: Run, config: RunConfig, facts: Facts, allocation: Allocation) 
         data=facts.data,
         checkpoint=config.checkpoint,
         logging=config.logging,
+        answers=_answers(config),
         evaluation_every=config.evaluation.every,
     )
     return resolve(trainer)
+
+
+def _answers(config: RunConfig) -> AnswersConfig | None:
+    """The prompts with the run's tokenizer; None if there are none."""
+    if config.answers.prompts is None:
+        return None
+    tokenizer = config.data.tokenizer
+    return AnswersConfig(
+        **{field.name: getattr(config.answers, field.name) for field in dataclasses.fields(config.answers)},
+        tokenizer=tokenizers.tokenizer_name(tokenizer),
+        eod_token=tokenizer.eod_token,
+    )
 
 
 def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:

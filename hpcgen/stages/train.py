@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from hpcgen.config.cluster import price_per_gpu_hour
 from hpcgen.config.container import is_image_file
@@ -13,10 +15,11 @@ from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
 from hpcgen.config.stages import MACHINE_FILE, TRAINER_FILE
+from hpcgen.config.tokenizer import tokenizer_problems
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.config_text import config_text
-from hpcgen.planning.inputs import Input, blend_files, checkpoints
+from hpcgen.planning.inputs import Input, blend_files, checkpoints, tokenizer_files
 from hpcgen.planning.kind import ONE_THREAD, Export, Stage, Work
 from hpcgen.planning.node_check import preflight
 from hpcgen.planning.notification import notification
@@ -25,6 +28,10 @@ from hpcgen.planning.resuming import checkpoints_read, resume_problems, resume_w
 from hpcgen.planning.software import runtime
 from hpcgen.stages.evaluate import EVALUATE
 from trainer.contract.config import ParallelismConfig, TrainerConfig, fingerprint
+from trainer.contract.config.answers import MAX_PROMPTS
+from trainer.contract.errors import TrainerError
+from trainer.contract.files.regular_file import read_bytes
+from trainer.contract.prompts import parse_prompts
 
 BLACKWELL = 10.0
 """Compute capability of the first Blackwell GPUs."""
@@ -44,6 +51,7 @@ class Train(Stage):
             inputs=(
                 *blend_files(config),
                 *map(Input, import_files(config)),
+                *_answers_inputs(config),
                 *([checkpoints(checkpoint.load)] if checkpoint.load else []),
             ),
             reads=(checkpoints_read(checkpoint.load),) if checkpoint.load else (),
@@ -64,6 +72,7 @@ class Train(Stage):
 
     def problems(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields changes that the trainer would refuse when it resumes, and training that would be lost."""
+        yield from _answers_problems(config)
         if trainer is not None:
             yield from resume_problems(run.config, trainer)
             yield from _image_problems(run, config, trainer)
@@ -106,6 +115,28 @@ class Train(Stage):
             yield Problem(
                 "environment.NCCL_COLLNET_ENABLE", reason, "remove it and set parallelism.use_sharp"
             )
+
+
+def _answers_inputs(config: RunConfig) -> tuple[Input, ...]:
+    prompts = config.answers.prompts
+    return (Input(prompts), *tokenizer_files(config)) if prompts is not None else ()
+
+
+def _answers_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yields a file of prompts that the trainer would refuse, if it is there, and a tokenizer that it cannot read."""
+    path = config.answers.prompts
+    if path is None:
+        return
+    yield from tokenizer_problems(config.data.tokenizer, "answers.prompts")
+    with contextlib.suppress(FileNotFoundError):  # the inputs say so
+        try:
+            count = len(parse_prompts(path, read_bytes(Path(path))))
+        except TrainerError as error:
+            yield Problem("answers.prompts", f"cannot be used: {error}")
+        else:
+            if count > MAX_PROMPTS:
+                reason = f"has {count} prompts, and every evaluation would wait for their answers"
+                yield Problem("answers.prompts", reason, f"keep at most {MAX_PROMPTS}")
 
 
 def _image_problems(run: Run, config: RunConfig, trainer: TrainerConfig) -> Iterator[Problem]:

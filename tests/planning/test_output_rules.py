@@ -6,7 +6,7 @@ import pytest
 
 from tests.planning.cases import GROUPS, HEADS, broken, errors, warned, warnings
 from trainer.contract.evaluation import EvaluationData
-from trainer.contract.rules import checkpoint, evaluation, logging
+from trainer.contract.rules import answers, checkpoint, evaluation, logging
 
 WIKITEXT = EvaluationData(name="wikitext", prefix="wikitext")
 TEXT = {"evaluation__data": (WIKITEXT,)}
@@ -23,6 +23,26 @@ REFUSED = {
         {"checkpoint__keep_every": 250},
         "checkpoint.keep_every",
         checkpoint.kept_checkpoints_are_written,
+    ),
+    "answers drawn from more than all tokens": (
+        {"answers__prompts": "prompts.jsonl", "answers__temperature": 1.0, "answers__top_p": 1.5},
+        "answers.top_p",
+        answers.answers_can_be_chosen,
+    ),
+    "answers without prompts": (
+        {"answers__max_new_tokens": 8},
+        "answers.max_new_tokens",
+        answers.answers_have_prompts,
+    ),
+    "answers of experts with a capacity": (
+        {
+            "answers__prompts": "prompts.jsonl",
+            "model__num_moe_experts": 8,
+            "model__add_bias_linear": False,
+            "model__moe_expert_capacity_factor": 1.0,
+        },
+        "answers.prompts",
+        answers.answers_are_independent,
     ),
     "finetuning of nothing": (
         {"checkpoint__finetune": True},

@@ -63,7 +63,8 @@ def test_a_link_in_place_of_a_directory_is_refused_unless_it_is_the_users_own(
 def test_every_directory_of_a_run_is_checked(tmp_path: Path) -> None:
     """A new attribute of RunDirectory is a file, or it is among DIRECTORIES."""
     names_of_files = (
-        "metrics.jsonl heartbeat last-step.json trained-with.json wandb-run-id DONE STOPPED FAILED"
+        "metrics.jsonl last-step.json answers.jsonl heartbeat trained-with.json wandb-run-id "
+        "DONE STOPPED FAILED"
     )
     files = set(names_of_files.split())
     run_dir = RunDirectory(tmp_path, tmp_path / "checkpoints", tmp_path / "index-cache")

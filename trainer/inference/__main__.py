@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from trainer.contract.errors import Exit, ReportedByRank0Error, TrainerError
 from trainer.contract.files.run_directory import publish
-from trainer.contract.generation import text_problem
+from trainer.contract.prompts import parse_prompts
 from trainer.contract.wording import counted
 from trainer.distributed.rendezvous import Ranks, find_ranks
 from trainer.faults.stopping import announce, leave
@@ -37,9 +37,6 @@ T = TypeVar("T")
 
 WAIT_S = 24 * 3600
 """Time that replicas wait for each other."""
-
-MAX_MISTAKES = 10
-"""Number of wrong lines of a file that are listed."""
 
 BROKEN_PIPE = 141
 """Exit status if the reader of the results has gone, as of a process that SIGPIPE ends."""
@@ -237,43 +234,7 @@ def _read_prompts(path: str) -> list[str]:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
         raise TrainerError(f"{error.strerror}. Name a JSON Lines file with prompts", where=path) from error
-    prompts, mistakes = [], []
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            prompts.append(_prompt(line))
-        except ValueError as error:
-            mistakes.append(f"{path}:{number}: {error}")
-    if mistakes:
-        left_out = len(mistakes) - MAX_MISTAKES
-        rest = [f"and {counted(left_out, 'line')} more"] if left_out > 0 else []
-        raise TrainerError("\n".join([*mistakes[:MAX_MISTAKES], *rest]))
-    if not prompts:
-        raise TrainerError(f'{path} has no prompts. Write lines such as {{"prompt": "Once upon a time"}}')
-    return prompts
-
-
-def _prompt(line: bytes) -> str:
-    """The prompt in a line of JSON.
-
-    Raises:
-        ValueError: there is none.
-    """
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text ({error.reason} at byte {error.start} of the line)") from error
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error})") from error
-    prompt = document.get("prompt") if isinstance(document, dict) else None
-    if not isinstance(prompt, str):
-        raise ValueError(f'expected a line such as {{"prompt": "Once upon a time"}}, got {text:.60}')
-    if problem := text_problem("the prompt", prompt):
-        raise ValueError(str(problem))
-    return prompt
+    return parse_prompts(path, data)
 
 
 def _parser() -> argparse.ArgumentParser:

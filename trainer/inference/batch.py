@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from trainer.inference.model import Model
+from trainer.inference.generation import TextModel
 
 MIN_READ = 256
 """Number of slots that a recorded step reads at first. A graph has fixed shapes, so it doubles as texts grow."""
@@ -27,7 +27,7 @@ class Batch:
 
     def __init__(
         self,
-        model: Model,
+        model: TextModel,
         prompts: Sequence[Sequence[int]],
         draws: Sequence[Sequence[float]],
         choose: Choose,

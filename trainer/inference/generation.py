@@ -7,21 +7,66 @@ import functools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
+from trainer.contract.config import TrainerConfig
+from trainer.contract.config.choice import Choice, text_problem
 from trainer.contract.errors import TrainerError
-from trainer.contract.generation import Choice, text_problem
 from trainer.contract.record import config_section
 from trainer.inference import sampling
 from trainer.inference.ending import Ending
 from trainer.inference.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from trainer.inference.model import Model
+    from trainer.inference.cache import Cache
 
-FinishReason = Literal["eod", "stop", "length"]
+FinishReason = Literal["eod", "stop", "length", "time"]
+
+
+class TextModel(Protocol):
+    """What a model needs to continue texts. Every rank must make the same calls."""
+
+    config: TrainerConfig
+    device: torch.device
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of tokens of prompt and continuation."""
+
+    @property
+    def follows_documents(self) -> bool:
+        """True if the model was trained to begin a document after the end of another document, and to see this end."""
+
+    @property
+    def has_cache(self) -> bool:
+        """True if a step needs only the last token of each row."""
+
+    @property
+    def can_record(self) -> bool:
+        """True if a step with the cache can be a CUDA graph."""
+
+    @property
+    def replica(self) -> tuple[int, int]:
+        """Number of this replica of the model, and the number of replicas."""
+
+    def new_cache(self, num_slots: int) -> Cache | None:
+        """An empty cache for sequences of up to `num_slots` tokens."""
+
+    def computing(self, num_rows: int, num_slots: int) -> contextlib.AbstractContextManager[None]:
+        """Mode in which texts are computed. Reports in one line that a GPU's memory is too small for a batch."""
+
+    def is_out_of_time(self) -> bool:
+        """True if the texts must end now."""
+
+    def next_logits(
+        self, tokens: torch.Tensor, positions: torch.Tensor, last: torch.Tensor, cache: Cache | None
+    ) -> torch.Tensor | None:
+        """See `trainer.inference.model.Model`."""
+
+    def from_last_stage(self, values: torch.Tensor) -> torch.Tensor:
+        """The `values` of the ranks of the last stage, on every rank of this replica."""
 
 
 @config_section
@@ -47,7 +92,8 @@ class Completion:
     tokens: list[int]
     """All new token IDs."""
     finish_reason: FinishReason
-    """eod (the model ended the document), stop (a stop string), or length (max_new_tokens or the model's maximum)."""
+    """eod (the model ended the document), stop (a stop string), length (max_new_tokens or the model's maximum), or time
+    (the time for all texts is over)."""
 
 
 @dataclass
@@ -89,13 +135,18 @@ class _Row:
             is_stopped = self.text != text or (is_stopped and not is_end)
             self.finish_reason = "stop" if is_stopped else "eod" if is_end else "length"
 
+    def cut_short(self, ending: Ending) -> None:
+        """End the text where it is."""
+        self.text = ending.cut(ending.text(self.tokens, self.context))
+        self.finish_reason = "time"
+
     def completion(self) -> Completion:
         assert self.finish_reason is not None
         return Completion(self.prompt, self.text, self.tokens, self.finish_reason)
 
 
 def generate(
-    model: Model,
+    model: TextModel,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     options: Options | None = None,
@@ -116,7 +167,7 @@ def generate(
 
 
 def generate_from_tokens(
-    model: Model, tokenizer: Tokenizer, prompts: Mapping[int, Sequence[int]], options: Options
+    model: TextModel, tokenizer: Tokenizer, prompts: Mapping[int, Sequence[int]], options: Options
 ) -> Iterator[Completion]:
     """Continue token IDs. The number of a prompt seeds its draws. Every rank of a replica must call this.
 
@@ -132,7 +183,7 @@ def generate_from_tokens(
 
 def _continue_in_batches(
     rows: Sequence[_Row],
-    model: Model,
+    model: TextModel,
     tokenizer: Tokenizer,
     options: Options,
     on_text: Callable[[str], None] | None,
@@ -143,7 +194,7 @@ def _continue_in_batches(
         yield from (row.completion() for row in batch)
 
 
-def require_beginning(model: Model, prompt: str) -> None:
+def require_beginning(model: TextModel, prompt: str) -> None:
     """Refuse an empty prompt if the model was not trained to begin a document after the end of another document.
 
     Raises:
@@ -157,7 +208,7 @@ def require_beginning(model: Model, prompt: str) -> None:
         )
 
 
-def _row(index: int, prompt: str, model: Model, tokenizer: Tokenizer, options: Options) -> _Row:
+def _row(index: int, prompt: str, model: TextModel, tokenizer: Tokenizer, options: Options) -> _Row:
     if problem := text_problem(f"prompt {index + 1}", prompt):
         raise TrainerError(str(problem))
     ids = tokenizer.encode(prompt)
@@ -180,7 +231,7 @@ def _row(index: int, prompt: str, model: Model, tokenizer: Tokenizer, options: O
 
 def _continue(
     rows: Sequence[_Row],
-    model: Model,
+    model: TextModel,
     tokenizer: Tokenizer,
     options: Options,
     on_text: Callable[[str], None] | None,
@@ -189,7 +240,7 @@ def _continue(
     from trainer.inference.batch import Batch
 
     num_slots = min(max(len(row.ids) for row in rows) + options.max_new_tokens, model.max_length)
-    with torch.inference_mode(), _explain_memory(model, len(rows), num_slots):
+    with model.computing(len(rows), num_slots):
         draws = [_draws(row, options) for row in rows]
         choose = functools.partial(_choose, options=options)
         batch = Batch(model, [row.ids for row in rows], draws, choose, num_slots)
@@ -200,6 +251,10 @@ def _continue(
                 if row.finish_reason is None:
                     is_shown = on_text is not None and row is rows[0]
                     row.add(token, tokenizer, options, ending, model.max_length, is_shown)
+            if model.is_out_of_time():
+                for row in running:
+                    if row.finish_reason is None:
+                        row.cut_short(ending)
             if on_text is not None and len(rows[0].text) > num_shown:
                 on_text(rows[0].text[num_shown:])
                 num_shown = len(rows[0].text)
@@ -226,18 +281,3 @@ def _choose(
     return sampling.choose(
         logits, draws, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p
     )
-
-
-@contextlib.contextmanager
-def _explain_memory(model: Model, num_rows: int, num_slots: int) -> Iterator[None]:
-    """Report in one line that a GPU's memory is too small for a batch."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        free, total = (size / 2**30 for size in torch.cuda.mem_get_info(model.device))
-        cache = model.cache_bytes(num_rows, num_slots) / 2**30
-        raise TrainerError(
-            f"out of GPU memory: the keys and values of batch_size = {num_rows} texts of up to {num_slots} tokens take "
-            f"{cache:.1f} GiB in addition to the weights, and {free:.1f} of {total:.1f} GiB are free. "
-            "Use a smaller batch_size or max_new_tokens, or more GPUs"
-        ) from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -120,6 +121,25 @@ class Model:
             output = self._compute(rows, self._position_ids(rows), None)
             assert output is not None
             return self._to_logits(output)[:, 0, : self.vocab_size].float()
+
+    @contextlib.contextmanager
+    def computing(self, num_rows: int, num_slots: int) -> Iterator[None]:
+        """Inference mode. Reports in one line that a GPU's memory is too small for a batch."""
+        try:
+            with torch.inference_mode():
+                yield
+        except torch.OutOfMemoryError as error:
+            free, total = (size / 2**30 for size in torch.cuda.mem_get_info(self.device))
+            cache = self.cache_bytes(num_rows, num_slots) / 2**30
+            raise TrainerError(
+                f"out of GPU memory: the keys and values of batch_size = {num_rows} texts of up to {num_slots} tokens "
+                f"take {cache:.1f} GiB in addition to the weights, and {free:.1f} of {total:.1f} GiB are free. "
+                "Use a smaller batch_size or max_new_tokens, or more GPUs"
+            ) from error
+
+    def is_out_of_time(self) -> bool:
+        """Texts may take any time."""
+        return False
 
     def next_logits(
         self, tokens: torch.Tensor, positions: torch.Tensor, last: torch.Tensor, cache: Cache | None

@@ -5,6 +5,7 @@ Megatron-LM's flags where Core has none. The trainer reads a JSON file with thes
 same sections from a run file. A string under a field is its documentation: `hpcgen init` and the JSON Schema print it.
 """
 
+from trainer.contract.config.answers import AnswersConfig, AnswersSettings
 from trainer.contract.config.data import NAMED_SPLIT, BlendConfig, Dataset, DataStage, ValidationSet
 from trainer.contract.config.document import (
     ConfigError,
@@ -35,6 +36,8 @@ from trainer.contract.config.values import (
 __all__ = [
     "DISCARDS_OUTPUT",
     "NAMED_SPLIT",
+    "AnswersConfig",
+    "AnswersSettings",
     "BlendConfig",
     "CheckpointConfig",
     "ConfigError",

@@ -10,6 +10,7 @@ import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union
 
+from trainer.contract.config.answers import AnswersConfig
 from trainer.contract.config.data import BlendConfig
 from trainer.contract.config.model import ModelConfig
 from trainer.contract.config.optimizer import OptimizerConfig
@@ -46,8 +47,14 @@ class TrainerConfig:
     data: BlendConfig
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
+    answers: AnswersConfig | None = None
+    """Prompts that the model answers while it trains; null for none."""
     evaluation_every: Count | None = None
     """Keep checkpoints whose iteration is a multiple of this number until they are evaluated. Default: none."""
+
+
+WITHOUT_EFFECT = ("answers", "evaluation_every")
+"""Keys that do not affect training."""
 
 
 class ConfigError(TrainerError):
@@ -91,7 +98,8 @@ def fingerprint(config: TrainerConfig) -> str:
     A resolved configuration keeps it when written as JSON and read back, and when a later version has more keys.
     """
     values = _non_defaults(config)
-    values.pop("evaluation_every", None)
+    for name in WITHOUT_EFFECT:
+        values.pop(name, None)
     text = json.dumps(values, sort_keys=True, default=dataclasses.asdict)
     return hashlib.sha256(text.encode()).hexdigest()
 

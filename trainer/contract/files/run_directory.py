@@ -51,6 +51,13 @@ class RunDirectory:
         """The last step, if metrics.jsonl has no line for it yet because of logging.log_interval."""
         return self.root / self.LAST_STEP
 
+    ANSWERS: ClassVar[str] = "answers.jsonl"
+
+    @property
+    def answers(self) -> Path:
+        """Answers of the model in training, as JSON Lines."""
+        return self.root / self.ANSWERS
+
     @property
     def tensorboard(self) -> Path:
         """TensorBoard's event files."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from trainer.contract.config import (
+    AnswersSettings,
     BlendConfig,
     ConfigError,
     ModelConfig,
@@ -22,6 +23,7 @@ from trainer.contract.config import (
 from trainer.contract.evaluation import EvaluationConfig
 from trainer.contract.problem import Problem
 from trainer.contract.rules import (
+    answers,
     batch,
     chats,
     checkpoint,
@@ -79,6 +81,7 @@ MODULES: tuple[RuleModule, ...] = (
     checkpoint,
     logging,
     evaluation,
+    answers,
 )
 """Causes precede consequences, because the trainer reports only the first violation."""
 
@@ -155,6 +158,7 @@ def facts_of(config: TrainerConfig) -> Facts:
         data=config.data,
         checkpoint=config.checkpoint,
         logging=config.logging,
+        answers=config.answers or AnswersSettings(),
         world=World(path="world_size", count=config.world_size, ranks_each=1),
         gpus_per_node=config.world_size,
         device=config.device,

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from trainer.contract.config import (
+    AnswersSettings,
     BlendConfig,
     CheckpointConfig,
     LoggingConfig,
@@ -58,6 +59,7 @@ class Facts:
     data: BlendConfig
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
+    answers: AnswersSettings = dataclasses.field(default_factory=AnswersSettings)
     evaluation: EvaluationSettings = dataclasses.field(default_factory=EvaluationSettings)
     world: World
     evaluation_world: World = World(path="slurm.evaluate.nodes", count=1, ranks_each=1)

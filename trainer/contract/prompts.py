@@ -1,0 +1,61 @@
+"""The prompts of a JSON Lines file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from trainer.contract.config.choice import text_problem
+from trainer.contract.errors import TrainerError
+from trainer.contract.wording import counted
+
+MAX_MISTAKES = 10
+"""Number of wrong lines of a file that are listed."""
+
+
+def parse_prompts(path: str, data: bytes) -> list[str]:
+    """The prompts in the content of the file `path`.
+
+    Raises:
+        TrainerError: lines have no prompt. Lists the first MAX_MISTAKES of them.
+    """
+    prompts, mistakes = [], []
+    for number, line in _lines(data):
+        try:
+            prompts.append(_prompt(line))
+        except ValueError as error:
+            mistakes.append(f"{path}:{number}: {error}")
+    if mistakes:
+        left_out = len(mistakes) - MAX_MISTAKES
+        rest = [f"and {counted(left_out, 'line')} more"] if left_out > 0 else []
+        raise TrainerError("\n".join([*mistakes[:MAX_MISTAKES], *rest]))
+    if not prompts:
+        raise TrainerError(f'{path} has no prompts. Write lines such as {{"prompt": "Once upon a time"}}')
+    return prompts
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yields the number and the content of each line that is not empty."""
+    return ((number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip())
+
+
+def _prompt(line: bytes) -> str:
+    """The prompt in a line of JSON.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text ({error.reason} at byte {error.start} of the line)") from error
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error})") from error
+    prompt = document.get("prompt") if isinstance(document, dict) else None
+    if not isinstance(prompt, str):
+        raise ValueError(f'expected a line such as {{"prompt": "Once upon a time"}}, got {text:.60}')
+    if problem := text_problem("the prompt", prompt):
+        raise ValueError(str(problem))
+    return prompt
