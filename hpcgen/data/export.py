@@ -31,6 +31,7 @@ from hpcgen.data.workers import Failed, Finished, Update, cores, run_all
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, publish, sweep
 from hpcgen.text import counted, few
+from trainer.contract.files import loss_mask
 from trainer.contract.files.regular_file import read_bytes
 
 MANIFEST = "export.json"
@@ -124,6 +125,12 @@ def plan_export(
         name = re.sub(r"-\d{5}-of-\d{5}$", "", prefix.name)
         splits[re.sub(r"\W", "_", name)].append(prefix)
     shards = []
+    chats = [prefix for prefix in records_at if loss_mask.has_mask(prefix)]
+    if chats and sequence_length is not None:
+        raise HpcgenError(
+            f"{few([str(path) for path in chats])}: rows of {sequence_length:,} tokens would cut chats",
+            "omit --sequence-length: each chat is then a row",
+        )
     for split, prefixes in splits.items():
         if len({prefix.parent for prefix in prefixes}) > 1:
             raise HpcgenError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
@@ -17,10 +18,11 @@ from hpcgen.data.indexed_dataset import bin_path, idx_path
 from hpcgen.data.pair import open_pair
 from hpcgen.data.pair_records import find_records
 from hpcgen.data.record import Record, read_record
-from hpcgen.data.shard import COLUMN, Shard, has_sources, row_groups, source_identities
+from hpcgen.data.shard import MASK_COLUMN, Shard, has_sources, row_groups, source_identities
 from hpcgen.data.verification import Meter, OnProgress, PairReport, VerifyReport, difference, hash_file
 from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError
+from trainer.contract.files import loss_mask
 from trainer.contract.files.regular_file import read_bytes
 
 _AGAIN = "run the export again"
@@ -122,16 +124,18 @@ def _row_findings(shard: Shard, record: Record, report: PairReport) -> Iterator[
     pair = open_pair(shard.prefix) if is_current else None
     report.rows_checked = pair is not None
     wanted = row_groups(pair, shard.sequence_length) if pair else iter(())
-    ids = np.memmap(bin_path(shard.prefix), pair.dtype, "r") if pair else np.empty(0)
-    for rows, ends in zip_longest(_groups(shard), wanted):
-        if rows is not None:
-            offsets, values = rows.offsets.to_numpy(), rows.flatten().to_numpy()
+    contents = [np.memmap(bin_path(shard.prefix), pair.dtype, "r")] if pair else []
+    if pair and MASK_COLUMN in shard.columns:
+        contents.append(np.memmap(loss_mask.mask_path(shard.prefix), np.uint8, "r"))
+    for columns, ends in zip_longest(_groups(shard), wanted):
+        if columns is not None:
+            rows = columns[0]
+            values = rows.flatten().to_numpy()
             report.dtype = values.dtype.name
         if pair and not (
-            rows is not None
+            columns is not None
             and ends is not None
-            and np.array_equal(offsets - offsets[0], ends - ends[0])
-            and np.array_equal(values, ids[ends[0] : ends[-1]])
+            and all(map(functools.partial(_has_values, ends), columns, contents))
         ):
             yield f"{path}: row {report.sequences + 1:,} or a later one differs from the pair {shard.prefix}; {_AGAIN}"
             return
@@ -145,17 +149,26 @@ def _row_findings(shard: Shard, record: Record, report: PairReport) -> Iterator[
             yield f"{path}: {number:,} {what}, but the record has {recorded:,}; {_AGAIN}"
 
 
-def _groups(shard: Shard) -> Iterator[Any]:
-    """Yields the rows of each row group or record batch."""
+def _has_values(ends: Any, rows: Any, content: Any) -> bool:
+    """Returns whether `rows` are the tokens between `ends` of `content`, the values of all tokens of a pair."""
+    offsets = rows.offsets.to_numpy()
+    return np.array_equal(offsets - offsets[0], ends - ends[0]) and np.array_equal(
+        rows.flatten().to_numpy(), content[ends[0] : ends[-1]]
+    )
+
+
+def _groups(shard: Shard) -> Iterator[list[Any]]:
+    """Yields the columns of each row group or record batch."""
     path = shard.directory / shard.file
     if shard.format == "parquet":
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for group in range(file.metadata.num_row_groups):
-                yield file.read_row_group(group, columns=[COLUMN]).column(0).combine_chunks()
+                table = file.read_row_group(group, columns=shard.columns)
+                yield [table.column(name).combine_chunks() for name in shard.columns]
         return
     with pa.OSFile(str(path)) as stream, pa.ipc.open_stream(stream) as batches:
         for batch in batches:
-            yield batch.column(0)
+            yield [batch.column(name) for name in shard.columns]
 
 
 def _size(shard: Shard) -> int:

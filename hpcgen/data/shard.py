@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +24,18 @@ from hpcgen.data.record import Counts, FileIdentity, Record, configuration_hash,
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file
 from hpcgen.text import counted
+from trainer.contract.files import loss_mask
 from trainer.contract.files.regular_file import open_regular
 
 Format = Literal["parquet", "arrow"]
 STAGE = "export"
 """Stage in the records of shards."""
 COLUMN = "input_ids"
-"""The only column, named as the models of transformers name their input."""
+"""Column of the token IDs, named as the models of transformers name their input."""
+MASK_COLUMN = "assistant_masks"
+"""Column of the loss mask of chats, named as TRL names it: 1 if the token is learned, else 0."""
+_WITHOUT_MASK = 2
+"""Number of files of a pair without a loss mask."""
 _GROUP_TOKENS = 4 * 1024 * 1024
 """Maximum tokens of a row group or record batch, except for a longer document."""
 _LONGEST_ROW = 32 * 1024 * 1024
@@ -56,7 +61,13 @@ class Shard:
     num_tokens: int
     """Number of tokens in the pair."""
     sources: tuple[FileIdentity, ...]
-    """The .bin and .idx file that the pair must have, with the SHA-256 from the pair's record if it has one."""
+    """The .bin, .idx and, with chats, .mask file that the pair must have, with the SHA-256 from the pair's record if it
+    has one."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of the shard."""
+        return [COLUMN, MASK_COLUMN] if len(self.sources) > _WITHOUT_MASK else [COLUMN]
 
     @property
     def file(self) -> str:
@@ -74,8 +85,8 @@ class Shard:
         return configuration_hash({"format": self.format, "sequence_length": self.sequence_length})
 
 
-def source_identities(prefix: Path, record: Record | None) -> tuple[FileIdentity, FileIdentity]:
-    """Identities of the .bin and .idx file at an absolute prefix, with the hashes of the pair's record.
+def source_identities(prefix: Path, record: Record | None) -> tuple[FileIdentity, ...]:
+    """Identities of the files of a pair at an absolute prefix, with the hashes of the pair's record.
 
     Raises:
         OSError: a file is missing.
@@ -86,7 +97,8 @@ def source_identities(prefix: Path, record: Record | None) -> tuple[FileIdentity
         status = path.stat()
         return FileIdentity(str(path), status.st_size, known.get(path.name), status.st_mtime_ns)
 
-    return identity(bin_path(prefix)), identity(idx_path(prefix))
+    mask = [Path(loss_mask.mask_path(prefix))] if loss_mask.has_mask(prefix) else []
+    return tuple(map(identity, (bin_path(prefix), idx_path(prefix), *mask)))
 
 
 def is_done(shard: Shard, record: Record | None) -> bool:
@@ -120,15 +132,22 @@ def write_shard(shard: Shard, report: Callable[[Step], None]) -> Record:
     with ExitStack() as stack:
         file = stack.enter_context(private_file(target, swept=True))
         output = HashedFile(file, shard.file)
-        source = _Source(stack.enter_context(open_regular(bin_path(shard.prefix))), pair, report)
+        _require_mask(shard)
+        names = [Path(source.name) for source in (shard.sources[0], *shard.sources[_WITHOUT_MASK:])]
+        columns = dict(zip(shard.columns, (pair.dtype, np.dtype(np.uint8)), strict=False))
+        sources = [
+            _Source(stack.enter_context(open_regular(path)), dtype, report)
+            for path, dtype in zip(names, columns.values(), strict=True)
+        ]
         rows = tokens = 0
-        with _writer(shard.format, output, pair.dtype) as writer:
+        with _writer(shard.format, output, columns) as writer:
             for ends in row_groups(pair, shard.sequence_length):
                 _require_size(shard.prefix, int(ends[1] - ends[0]))
-                ids = source.read(int(ends[-1] - ends[0]))
-                writer.write_batch(_batch(ids, ends - ends[0]))
-                rows, tokens = rows + len(ends) - 1, tokens + len(ids)
-                report(Step(documents=len(ends) - 1, tokens=len(ids)))
+                size = int(ends[-1] - ends[0])
+                values = {name: source.read(size) for name, source in zip(columns, sources, strict=True)}
+                writer.write_batch(_batch(values, ends - ends[0]))
+                rows, tokens = rows + len(ends) - 1, tokens + size
+                report(Step(documents=len(ends) - 1, tokens=size))
         if not rows:
             short = (
                 f"fewer than sequence_length = {shard.sequence_length}" if shard.sequence_length else "none"
@@ -141,7 +160,11 @@ def write_shard(shard: Shard, report: Callable[[Step], None]) -> Record:
         record = Record(
             stage=STAGE,
             configuration=shard.configuration,
-            inputs=(source.finish(shard.sources[0]), _checked(shard.sources[1], _sha256(shard.sources[1]))),
+            inputs=(
+                sources[0].finish(shard.sources[0]),
+                _checked(shard.sources[1], _sha256(shard.sources[1])),
+                *map(_Source.finish, sources[1:], shard.sources[_WITHOUT_MASK:]),
+            ),
             outputs=(output.identity(),),
             counts=Counts(
                 documents_in=pair.num_documents,
@@ -206,15 +229,24 @@ def _num_with_tokens(pair: Pair) -> int:
     return sum(int(np.count_nonzero(np.diff(ends))) for ends in _document_ends(pair))
 
 
-def _batch(ids: NDArray[Any], offsets: NDArray[np.int64]) -> Any:
-    rows = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(ids))
-    return pa.record_batch([rows], names=[COLUMN])
+def _require_mask(shard: Shard) -> None:
+    """Checks the size of the loss mask, if the shard has one."""
+    if MASK_COLUMN in shard.columns:
+        problem = loss_mask.size_problem(shard.prefix, shard.num_tokens)
+        if problem is not None:
+            raise HpcgenError(problem)
 
 
-def _writer(format: Format, output: HashedFile, dtype: np.dtype[Any]) -> Any:
+def _batch(values: Mapping[str, NDArray[Any]], offsets: NDArray[np.int64]) -> Any:
+    bounds = pa.array(offsets.astype(np.int32))
+    rows = [pa.ListArray.from_arrays(bounds, pa.array(of_column)) for of_column in values.values()]
+    return pa.record_batch(rows, names=list(values))
+
+
+def _writer(format: Format, output: HashedFile, columns: Mapping[str, np.dtype[Any]]) -> Any:
     """Returns a writer with a method `write_batch`, which is also a context manager."""
     sink = pa.PythonFile(_Sink(output), mode="w")
-    schema = pa.schema([(COLUMN, pa.list_(pa.from_numpy_dtype(dtype)))])
+    schema = pa.schema([(name, pa.list_(pa.from_numpy_dtype(dtype))) for name, dtype in columns.items()])
     if format == "arrow":
         return pa.ipc.new_stream(sink, schema)
     # Dictionaries and statistics would double the time and enlarge the files.
@@ -249,14 +281,14 @@ class _Sink(io.RawIOBase):
 
 
 class _Source:
-    """A .bin file that is hashed while it is read."""
+    """A .bin or .mask file that is hashed while it is read."""
 
-    def __init__(self, file: BinaryIO, pair: Pair, report: Callable[[Step], None]) -> None:
-        self._file, self._dtype, self._report = file, pair.dtype, report
+    def __init__(self, file: BinaryIO, dtype: np.dtype[Any], report: Callable[[Step], None]) -> None:
+        self._file, self._dtype, self._report = file, dtype, report
         self._hash = hashlib.sha256()
 
     def read(self, num_ids: int) -> NDArray[Any]:
-        """Reads the next IDs."""
+        """Reads the values of the next tokens."""
         data = self._file.read(num_ids * self._dtype.itemsize)
         self._hash.update(data)
         self._report(Step(bytes=len(data)))

@@ -283,3 +283,29 @@ def test_a_named_template_must_be_chosen(tmp_path: Path) -> None:
         prepared(job)
     chosen = dataclasses.replace(job.corpus, chat=ChatConfig(chat_template="rag"))
     prepared(dataclasses.replace(job, corpus=chosen))
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forks")
+def test_exports_carry_the_mask(tmp_path: Path) -> None:
+    """As the column that TRL reads, in rows of one chat. Another mask is noticed."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    from hpcgen.data.export import export_pairs, plan_export
+    from hpcgen.data.export_verification import verify_export
+
+    job = corpus_of(tmp_path, CHATS)
+    prepared(job)
+    prefix = job.directory / "tokens" / "corpus-00000-of-00001"
+    shards = plan_export({prefix: read_record(prefix)}, tmp_path / "out", "parquet", None)
+    export_pairs(shards, workers=1)
+    rows = parquet.read_table(tmp_path / "out" / shards[0].file).to_pydict()
+    pair, mask = open_pair(prefix), np.fromfile(mask_path(prefix), np.uint8)
+    assert rows["input_ids"] == [pair.document(number).tolist() for number in range(20)]
+    assert [value for row in rows["assistant_masks"] for value in row] == mask.tolist()
+    assert verify_export(tmp_path / "out", workers=1).pairs[0].findings == []
+    with pytest.raises(HpcgenError, match="rows of 8 tokens would cut chats"):
+        plan_export({prefix: None}, tmp_path / "other", "parquet", 8)
+    mask[0] = 1
+    mask.tofile(mask_path(prefix))
+    [finding] = verify_export(tmp_path / "out", workers=1).pairs[0].findings
+    assert "differs from the pair" in finding

@@ -263,7 +263,7 @@ def test_rows_are_compared_with_the_pair(tmp_path, copy, monkeypatch):
     """A shard that matches its record, but whose ids do not come from the pair."""
     records = find_records([copy / name for name in NAMES])
     wrong = {
-        copy / NAMES[0]: lambda rows, offsets: real(rows + 1, offsets),
+        copy / NAMES[0]: lambda rows, offsets: real({"input_ids": rows["input_ids"] + 1}, offsets),
         copy / NAMES[1]: lambda rows, offsets: real(rows, np.r_[0, offsets[1:-1] + 1, offsets[-1]]),
         copy / NAMES[2]: lambda rows, offsets: real(rows, np.maximum(offsets - 1, 0)),
     }

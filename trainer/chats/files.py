@@ -132,7 +132,8 @@ def _read_object(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise ChatTemplateError(f"cannot be read: {error}", where=path) from error
+        reason = getattr(error, "strerror", None) or error
+        raise ChatTemplateError(f"cannot read this file of the tokenizer: {reason}", where=path) from error
     return value if isinstance(value, dict) else {}
 
 
@@ -140,4 +141,5 @@ def _read_text(path: Path) -> str:
     try:
         return read_bytes(path).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ChatTemplateError(f"cannot read the chat template: {error}", where=path) from error
+        reason = getattr(error, "strerror", None) or error
+        raise ChatTemplateError(f"cannot read the chat template: {reason}", where=path) from error
