@@ -29,6 +29,7 @@ from trainer.loss import Objective
 from trainer.model.experts import Router, expert_biases, take_statistics
 from trainer.optimizer import gradients
 from trainer.optimizer.schedule import Schedule
+from trainer.optimizer.weight_average import WeightAverage
 
 DataIterators = list[Iterator[MicroBatch] | None]
 """One per model chunk; None for chunks that read no samples (`trainer.data.loader.reads_samples`)."""
@@ -47,6 +48,8 @@ class TrainingState:
     """Routers of this rank's MoE layers."""
     is_partly_frozen: bool = False
     """True if a rank has parameters that are not trained."""
+    average: WeightAverage | None = None
+    """Average of the weights; None without training.ema_decay."""
     iteration: int = 0
     """Number of completed steps."""
     consumed_samples: int = 0
@@ -146,6 +149,8 @@ def train_step(
     else:
         state.spikes.remember(agreed.loss)
         gradients.update(optimizer, divisor, config.optimizer.clip_grad, grad_norm)
+        if state.average is not None:
+            state.average.update()
     if overflowed:
         _require_reducible(loss_scale, config.optimizer, state.iteration + 1)
     state.scheduler.step(1)

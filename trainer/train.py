@@ -57,6 +57,7 @@ from trainer.model import cuda_graphs, experts, kernels
 from trainer.model.build import build_model
 from trainer.optimizer.build import build_optimizer
 from trainer.optimizer.schedule import Schedule
+from trainer.optimizer.weight_average import WeightAverage
 from trainer.step import TrainingState
 
 PEERS_TIMEOUT = datetime.timedelta(minutes=5)
@@ -229,7 +230,9 @@ def build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log)
     schedule = Schedule(config.optimizer, optimizer, config.training.train_iters)
     objective, routers = Objective(config, model), experts.routers(model)
     is_partly_frozen = bool(config.training.freeze)
-    return TrainingState(model, optimizer, schedule, spikes, objective, routers, is_partly_frozen)
+    decay = config.training.ema_decay
+    average = None if decay is None else WeightAverage(optimizer, decay)
+    return TrainingState(model, optimizer, schedule, spikes, objective, routers, is_partly_frozen, average)
 
 
 def _open_datasets(

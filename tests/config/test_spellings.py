@@ -101,7 +101,7 @@ WORDS = """
     model.tie_embeddings tie_word_embeddings -> use model.untie_embeddings_and_output_weights, with the opposite
     distillation training.distillation teacher -> does not support distillation
     early_stopping training.patience -> does not support early stopping
-    ema training.ema_decay -> does not support averages
+    ema training.use_ema -> use training.ema_decay
     z-loss model.z_loss -> use training.z_loss_coeff, or model.moe_z_loss_coeff for routers
     mup use_mup -> does not support
     freeze model.freeze training.freeze_layers -> use training.freeze

@@ -24,7 +24,8 @@ from trainer.step import TrainingState
 def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -> None:
     """Load the state of all ranks from a checkpoint that was saved with any layout.
 
-    Learning rates, betas and weight decay come from the configuration, not from the checkpoint.
+    Learning rates, betas and weight decay come from the configuration, not from the checkpoint. An average of the
+    weights that the checkpoint lacks begins with the loaded weights.
 
     Raises:
         NonFiniteError: on all ranks, if the checkpoint contains values that are not finite.
@@ -36,8 +37,11 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
     if source.foreign is not None:
         sharding |= source.foreign.content_metadata
     weights = contents.sharded_weights(state, sharding)
+    average = state.average if _has_average(source) else None
     optimizer = (
-        {} if source.weights_only else contents.sharded_optimizer(state, weights, sharding, is_loading=True)
+        {}
+        if source.weights_only
+        else contents.sharded_optimizer(state, weights, sharding, average, is_loading=True)
     )
     try:
         loaded, absent = _read(source.path, weights | optimizer, groups)
@@ -51,6 +55,8 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
                 change.name == "training.precision" and change.after == "fp32" for change in source.changes
             ):
                 _restore_fp32_weights(source, state, optimizer, groups)
+            if state.average is not None and average is None:
+                state.average.restart()
     # Pickle, zip, key and shape errors, and torch's CheckpointException, which is raised on all ranks and does not
     # derive from Exception.
     except (Exception, CheckpointException) as error:
@@ -66,6 +72,13 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
             scope=Scope.ALL_RANKS,
         )
     contents.check_loaded(state, source.path)
+
+
+def _has_average(source: Source) -> bool:
+    """True if the average of the weights continues that of the checkpoint."""
+    if source.weights_only or source.foreign is not None:
+        return False
+    return source.sections["training"].get("ema_decay") is not None
 
 
 def _restore_fp32_weights(

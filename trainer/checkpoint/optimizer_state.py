@@ -31,11 +31,15 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from trainer.optimizer import parameter_groups
 from trainer.optimizer.build import optimizers_of
+from trainer.optimizer.weight_average import WeightAverage
 
 SHARDING_TYPE = "fully_reshardable"
 """Core's name for the stored form."""
 
 PREFIX = "optimizer.state"
+
+AVERAGE = "ema"
+"""Name of the average of a weight, next to `param` and the moments."""
 
 _LAYERS = re.compile(r"\.layers\.(?!\d)")
 """The place of the number of a layer in the name of a tensor with all layers."""
@@ -56,28 +60,32 @@ def sliceable(optimizer: MegatronOptimizer) -> list[DistributedOptimizer] | None
 
 
 def sharded_optimizer(
-    parts: list[DistributedOptimizer], model: dict[str, Any], *, by_layer: bool = False
+    parts: list[DistributedOptimizer],
+    model: dict[str, Any],
+    average: WeightAverage | None = None,
+    *,
+    by_layer: bool = False,
 ) -> dict[Any, Any]:
-    """The optimizer's part of a checkpoint. `model` is the model's part. With `by_layer`, each layer has its own
-    tensors.
+    """The optimizer's part of a checkpoint, with the `average` of its weights. `model` is the model's part. With
+    `by_layer`, each layer has its own tensors.
 
     The tensors are not copies, so loading them changes the optimizer state in place.
     """
     if len(parts) > 1:
         # A part without parameters on this rank may not count steps.
         ChainedOptimizer(parts)._synchronize_steps()
-    stored = [_sharded_part(part, model, by_layer=by_layer) for part in parts]
+    stored = [_sharded_part(part, model, average, by_layer=by_layer) for part in parts]
     return stored[0] if len(stored) == 1 else dict(enumerate(stored))
 
 
 def _sharded_part(
-    optimizer: DistributedOptimizer, model: dict[str, Any], *, by_layer: bool
+    optimizer: DistributedOptimizer, model: dict[str, Any], average: WeightAverage | None, *, by_layer: bool
 ) -> dict[str, Any]:
     if not optimizer.optimizer.state:
         _make_moments(optimizer)
     return {
         **optimizer.state_dict(),
-        "param_state": _parameter_state(optimizer, model, by_layer=by_layer),
+        "param_state": _parameter_state(optimizer, model, average, by_layer=by_layer),
         "param_state_sharding_type": SHARDING_TYPE,
     }
 
@@ -109,7 +117,7 @@ def load_optimizer(parts: list[DistributedOptimizer], loaded: dict[Any, Any]) ->
 
 
 def _parameter_state(
-    optimizer: DistributedOptimizer, model: dict[str, Any], *, by_layer: bool
+    optimizer: DistributedOptimizer, model: dict[str, Any], average: WeightAverage | None, *, by_layer: bool
 ) -> dict[int, Any]:
     stored_as = {
         base.data: base
@@ -126,6 +134,8 @@ def _parameter_state(
     state: dict[int, Any] = {}
     for index, (parameter, own) in enumerate(owned):
         tensors = optimizer._get_main_param_and_optimizer_states(parameter)
+        if average is not None:
+            tensors |= {AVERAGE: average.of(tensors["param"])}
         instance = optimizer.distributed_optimizer_instance_id
         for name, tensor in tensors.items():
             if torch.is_tensor(tensor):

@@ -205,7 +205,7 @@ class Checkpoints:
             chunk.start_param_sync(force_sync=True)
         sharding = contents.sharding(self._groups)
         weights = contents.sharded_weights(state, sharding)
-        optimizer = contents.sharded_optimizer(state, weights, sharding, is_loading=False)
+        optimizer = contents.sharded_optimizer(state, weights, sharding, state.average, is_loading=False)
         common = contents.common_state(state, sharding)
         common |= megatron_lm.common_state(self._config, state.iteration, state.consumed_samples)
         plan = plan_save(weights | optimizer | common, path, self._groups, is_first=self._is_first)

@@ -17,10 +17,11 @@ from trainer.checkpoint.unpickling import checked_extra_state
 from trainer.checkpoint.writer import Bucket, not_finite
 from trainer.contract.errors import NonFiniteError
 from trainer.contract.files.checkpoint_files import TRAINER_MARK
-from trainer.contract.optimizers.kind import Kind, Optimizer
+from trainer.contract.optimizers.kind import AVERAGE_BYTES, Kind, Optimizer
 from trainer.contract.wording import counted
 from trainer.optimizer import parameter_groups
 from trainer.optimizer.build import PARTS, optimizers_of
+from trainer.optimizer.weight_average import WeightAverage
 from trainer.step import TrainingState
 
 CHECKPOINT_VERSION = 3.0
@@ -57,13 +58,17 @@ def sharded_weights(state: TrainingState, metadata: dict[str, Any]) -> dict[str,
 
 
 def sharded_optimizer(
-    state: TrainingState, weights: dict[str, Any], metadata: dict[str, Any], *, is_loading: bool
+    state: TrainingState,
+    weights: dict[str, Any],
+    metadata: dict[str, Any],
+    average: WeightAverage | None,
+    *,
+    is_loading: bool,
 ) -> dict[str, Any]:
-    """The optimizer as sharded tensors. `weights` are the weights of its model."""
+    """The optimizer as sharded tensors, with the `average` of its weights. `weights` are the weights of its model."""
     if (parts := _sliceable(state, metadata["distrib_optim_sharding_type"])) is not None:
-        return {
-            "optimizer": optimizer_state.sharded_optimizer(parts, weights, by_layer=state.is_partly_frozen)
-        }
+        by_layer = state.is_partly_frozen
+        return {"optimizer": optimizer_state.sharded_optimizer(parts, weights, average, by_layer=by_layer)}
     content = state.optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata)
     return {"optimizer": content}
 
@@ -129,6 +134,7 @@ def staged_bytes(state: TrainingState, groups: ProcessGroupCollection, optimizer
     """Approximate number of bytes that a rank copies for a save: its shares of weights, fp32 weights and moments."""
     parameters = [parameter for chunk in state.model for parameter in chunk.parameters()]
     of_state = max(optimizer.state_bytes(kind) for kind in get_args(Kind))
+    of_state += 0 if state.average is None else AVERAGE_BYTES
     total, largest = 0.0, 0
     for parameter in parameters:
         ranks = (groups.dp_cp if getattr(parameter, "allreduce", True) else groups.expt_dp).size()

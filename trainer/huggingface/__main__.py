@@ -59,9 +59,12 @@ def _import(arguments: argparse.Namespace) -> None:
 
 
 def _average(arguments: argparse.Namespace) -> None:
-    from trainer.huggingface.averaging import average
+    from trainer.huggingface.averaging import average, write_moving_average
 
-    average(arguments.source, arguments.last, arguments.to, _report)
+    if arguments.ema:
+        write_moving_average(arguments.source, arguments.to, _report)
+    else:
+        average(arguments.source, arguments.last, arguments.to, _report)
 
 
 def _report(line: str) -> None:
@@ -103,12 +106,14 @@ def _parser() -> argparse.ArgumentParser:
     from_huggingface.add_argument(
         "--to", type=Path, required=True, metavar="DIR", help="new directory of checkpoints"
     )
-    mean = commands.add_parser("average", help="write the mean of the last checkpoints of a run")
+    mean = commands.add_parser("average", help="write an average of the weights of a run")
     mean.set_defaults(function=_average)
     mean.add_argument(
         "source", type=Path, metavar="RUN", help="the directory of a run, or of checkpoints of the trainer"
     )
-    mean.add_argument("--last", type=int, required=True, metavar="N", help="number of checkpoints")
+    which = mean.add_mutually_exclusive_group(required=True)
+    which.add_argument("--last", type=int, metavar="N", help="number of checkpoints")
+    which.add_argument("--ema", action="store_true", help="the moving average in the newest checkpoint")
     mean.add_argument("--to", type=Path, required=True, metavar="DIR", help="new directory of checkpoints")
     return parser
 

@@ -1,4 +1,4 @@
-"""The mean of checkpoints of a run, as a checkpoint with weights only. Holds one part of a tensor of each at a time.
+"""Averages of a run's weights as a checkpoint with weights only. Holds one part of a tensor of each at a time.
 
 The mean of the last checkpoints is often better than each of them (Izmailov et al., arXiv 1803.05407; for language
 models, Sanyal et al., arXiv 2306.03241).
@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,12 @@ from trainer.inference.checkpoint import complete_checkpoints
 REPORT_INTERVAL_S = 10.0
 """Interval between lines about the progress (seconds)."""
 
+AVERAGES = "optimizer.state.ema."
+"""Beginning of the names of moving averages (`trainer.checkpoint.optimizer_state`)."""
+
+LAYERS = re.compile(r"\.layers\.(?!\d)")
+"""Part of the name of a tensor that has all layers."""
+
 OF_TRAINING = ("sampling", CONFIRMED)
 """Keys of a record from which a run would resume."""
 
@@ -45,21 +53,57 @@ def average(source: Path, last: int, destination: Path, report: Report) -> None:
         NotSavedError: the destination cannot be written.
     """
     checkpoints = _chosen(source, last)
+    sources = [StoredWeights(each.path) for each in checkpoints]
+    if mismatched := sorted({name for each in sources for name in sources[0].names ^ each.names}):
+        raise TrainerError(f"the checkpoints do not have the same tensors: {few(mismatched, 3)}")
+    iterations = ", ".join(str(each.iteration) for each in reversed(checkpoints))
+    _write(checkpoints, partial(_mean, sources), destination, f"the mean of iterations {iterations}", report)
+
+
+def write_moving_average(source: Path, destination: Path, report: Report) -> None:
+    """Write the moving average of the weights (training.ema_decay) in the newest complete checkpoint in `source`, a run
+    or a directory of checkpoints, as a checkpoint in the new directory `destination`. Weights that are not trained have
+    no average, and keep their values.
+
+    Raises:
+        TrainerError: there is no checkpoint, or it is damaged or has no average. Nothing is written.
+        NotSavedError: the destination cannot be written.
+    """
+    [newest] = checkpoints = _chosen(source, 1)
+    assert newest.record is not None
+    decay = newest.record["training"].get("ema_decay")
+    if decay is None:
+        raise TrainerError(
+            f"{newest.path} has no moving average of the weights, since it was trained without training.ema_decay. Use "
+            "--last N for the mean of checkpoints"
+        )
+    stored = StoredWeights(newest.path)
+    what = f"the moving average (ema_decay = {decay}) of iteration {newest.iteration}"
+    _write(checkpoints, partial(_moving_average, stored), destination, what, report)
+
+
+def _write(
+    checkpoints: Sequence[Checkpoint],
+    averaged: Callable[[str, tuple[int, ...]], torch.Tensor],
+    destination: Path,
+    what: str,
+    report: Report,
+) -> None:
+    """Write a checkpoint like the first of `checkpoints`, with the `averaged` part of each tensor at an index."""
     newest = checkpoints[0]
     with new_directory(destination) as directory:
         _require_unchanged(checkpoints, report)
         path = checkpoint_files.iteration_directory(directory, newest.iteration)
         path.mkdir()
         writer = WeightsWriter(path)
-        _write_means([StoredWeights(each.path) for each in checkpoints], writer, report)
+        _write_parts(StoredWeights(newest.path), averaged, writer, report)
         files = writer.files | write_common(path, newest.iteration)
         record = {**_record(checkpoints), "files": files}
         write_text(path / COMPLETE, checkpoint_files.record_text(record))
         write_text(directory / TRACKER, str(newest.iteration))
         sync_path(path)
         verify(path)
-    iterations = ", ".join(str(each.iteration) for each in reversed(checkpoints))
-    report(f"wrote the mean of iterations {iterations} to {destination / path.name}")
+    report(f"wrote {what} to {destination / path.name}")
     report("to start from it, write into the run file:")
     load = json.dumps(os.path.normpath(destination.absolute()))
     report(f"checkpoint: {{load: {load}, finetune: true}}")
@@ -99,28 +143,37 @@ def _require_unchanged(checkpoints: Sequence[Checkpoint], report: Report) -> Non
             raise TrainerError(few(list(map(str, problems)), 3, separator=";"), where=each.path)
 
 
-def _write_means(sources: Sequence[StoredWeights], writer: WeightsWriter, report: Report) -> None:
-    """Write the mean of each tensor, and the index."""
-    newest, *others = sources
-    if mismatched := sorted({name for each in others for name in newest.names ^ each.names}):
-        raise TrainerError(f"the checkpoints do not have the same tensors: {few(mismatched, 3)}")
+def _write_parts(
+    newest: StoredWeights,
+    averaged: Callable[[str, tuple[int, ...]], torch.Tensor],
+    writer: WeightsWriter,
+    report: Report,
+) -> None:
+    """Write each tensor in parts, and the index."""
     parts = [(name, first) for name in sorted(newest.names) for first in _firsts(newest, name)]
     reported = time.monotonic()
     for done, (name, first) in enumerate(parts):
         if time.monotonic() - reported > REPORT_INTERVAL_S:
             reported = time.monotonic()
             report(f"averaged {done} of {len(parts)} parts of tensors")
-        shape = newest.shape(name)
+        shape, part = newest.shape(name), averaged(name, first)
         assert shape is not None
-        writer.write_part(name, shape, first, _mean(sources, name, first))
+        if part.is_floating_point() and not bool(part.isfinite().all()):
+            raise TrainerError(f"the average of {name} has numbers that are not finite")
+        writer.write_part(name, shape, first, part)
     writer.finish()
 
 
 def _firsts(weights: StoredWeights, name: str) -> Iterator[tuple[int, ...]]:
-    """Indices of the parts of a tensor: the matrices that are stacked in it, by layer and by expert."""
+    """Indices of the parts of a tensor: by layer if it has all layers, and the matrices that are stacked in it."""
     shape = weights.shape(name)
     assert shape is not None
-    return itertools.product(*map(range, shape[:-2]))
+    return itertools.product(*map(range, shape[: max(len(shape) - 2, _has_layers(name))]))
+
+
+def _has_layers(name: str) -> bool:
+    """True if a tensor has all layers in its first axis."""
+    return LAYERS.search(name) is not None
 
 
 def _mean(sources: Sequence[StoredWeights], name: str, first: tuple[int, ...]) -> torch.Tensor:
@@ -135,6 +188,19 @@ def _mean(sources: Sequence[StoredWeights], name: str, first: tuple[int, ...]) -
             raise TrainerError(f"{name} does not have the same shape in all checkpoints")
         total = total + part.float()
     return (total / len(sources)).to(newest.dtype)
+
+
+def _moving_average(stored: StoredWeights, name: str, first: tuple[int, ...]) -> torch.Tensor:
+    """The average of a part of a tensor, in the data type of the weights; the part itself if it is not trained."""
+    weights = stored.read_part(name, first)
+    average = f"{AVERAGES}{name}"
+    if stored.shape(average) is not None:
+        return stored.read_part(average, first).to(weights.dtype)
+    if _has_layers(name):  # with frozen parameters, each layer has its own
+        average = LAYERS.sub(f".layers.{first[0]}.", average, count=1)
+        if stored.shape(average) is not None:
+            return stored.read_part(average, first[1:]).to(weights.dtype)
+    return weights
 
 
 def _record(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:

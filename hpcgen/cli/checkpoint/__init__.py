@@ -21,7 +21,7 @@ SECTIONS = {
         ),
         "average": Lazy(
             "hpcgen.cli.checkpoint.average",
-            "Write the mean of the last checkpoints of a run as a checkpoint.",
+            "Write averaged weights of a run as a checkpoint.",
         ),
     }
 }

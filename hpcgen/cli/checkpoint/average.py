@@ -1,4 +1,4 @@
-"""hpcgen checkpoint average: write the mean of the last checkpoints of a run."""
+"""hpcgen checkpoint average: write the mean of the last checkpoints of a run, or the moving average of its weights."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from hpcgen.text import harmless
 @click.argument("run", metavar="RUN", type=click.Path(path_type=Path), shell_complete=complete_checkpoints)
 @click.option(
     "--last",
-    required=True,
     type=click.IntRange(min=2),
     metavar="N",
-    help="Number of checkpoints, counted from the newest complete one.",
+    help="Number of checkpoints, counted from the newest complete one, of which to write the mean.",
+)
+@click.option(
+    "--ema",
+    is_flag=True,
+    help="Write the moving average (training.ema_decay) in the newest complete checkpoint.",
 )
 @click.option(
     "-o",
@@ -29,12 +33,15 @@ from hpcgen.text import harmless
     help="New directory.",
 )
 @click.pass_context
-def command(ctx: click.Context, run: Path, last: int, destination: Path) -> None:
+def command(ctx: click.Context, run: Path, last: int | None, ema: bool, destination: Path) -> None:
     """RUN is the directory of a run or of checkpoints of the trainer. DIR becomes a directory of checkpoints with the
-    mean of the weights of the last N, for generate, evaluate, checkpoint export, and checkpoint.load with
-    checkpoint.finetune: true. Needs torch and safetensors, but no GPU.
+    mean of the weights of the last N, or their moving average, for generate, evaluate, checkpoint export, and
+    checkpoint.load with checkpoint.finetune: true. Needs torch and safetensors, but no GPU.
     """
     from hpcgen.checkpoints.conversion import convert
 
-    arguments = ["average", str(run), "--last", str(last), "--to", str(destination)]
+    if (last is None) is not ema:
+        raise click.UsageError("use either --last N or --ema")
+    which = ["--ema"] if ema else ["--last", str(last)]
+    arguments = ["average", str(run), *which, "--to", str(destination)]
     ctx.exit(convert(arguments, lambda line: click.echo(harmless(line), err=True)))

@@ -128,7 +128,8 @@ def _origin_of_weights(record: Mapping[str, Any]) -> tuple[str, str]:
     if averaged := record.get("averaged"):
         iterations = ", ".join(f"{each['iteration']:,}" for each in averaged)
         of = Path(averaged[-1]["path"]).parent
-        return "averaged", f"{moment(record['time'])}, the mean of iterations {iterations} of {of}"
+        what = "the mean of iterations" if len(averaged) > 1 else "the moving average of iteration"
+        return "averaged", f"{moment(record['time'])}, {what} {iterations} of {of}"
     origin = record.get("origins", {}).get("huggingface", {})
     return "imported", f"{moment(record['time'])} from {origin.get('name')} ({origin.get('family')})"
 

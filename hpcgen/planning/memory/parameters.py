@@ -20,7 +20,7 @@ from trainer.contract.model.model_size import (
     replicated_parameter_count,
 )
 from trainer.contract.model.pipeline import embedding_stages, mtp_stage
-from trainer.contract.optimizers.kind import Kind
+from trainer.contract.optimizers.kind import AVERAGE_BYTES, Kind
 
 
 class Counts(NamedTuple):  # faster than a record: an estimate adds up dozens
@@ -63,7 +63,7 @@ def bytes_per_parameter(setup: Setup, kind: Kind, *, of_expert: bool = False) ->
     of a layer and one for its transpose, which Transformer Engine caches between microbatches.
     """
     shards = num_shards(setup, of_expert=of_expert)
-    state = setup.optimizer.state_bytes(kind)
+    state = setup.optimizer.state_bytes(kind) + (AVERAGE_BYTES if setup.training.ema_decay else 0)
     if setup.training.precision == "fp32":
         return ParameterBytes(4, 4, (state - 4) / shards)
     in_fp8 = 2 if setup.training.fp8 and kind != "table" else 0

@@ -151,3 +151,7 @@ def test_the_command_prints_what_it_did(
     again = hpcgen("checkpoint", "average", trained.directory, "--last", 3, "-o", mean)
     assert again.status == 2
     assert f"{mean} exists already" in again.stderr
+    without = hpcgen("checkpoint", "average", trained.directory, "--ema", "-o", tmp_path / "ema")
+    assert without.status == 2
+    assert "was trained without training.ema_decay" in without.stderr
+    assert hpcgen("checkpoint", "average", trained.directory, "-o", tmp_path / "ema").status == 2

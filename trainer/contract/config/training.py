@@ -6,7 +6,7 @@ from typing import Literal
 
 from trainer.contract.config.path import FunctionPath
 from trainer.contract.config.resume import Free, Grouped
-from trainer.contract.config.values import Count, NonNegative, NonNegativeFloat, PositiveFloat
+from trainer.contract.config.values import Count, NonNegative, NonNegativeFloat, OpenFraction, PositiveFloat
 from trainer.contract.record import config_section
 
 RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj"]
@@ -45,6 +45,9 @@ class TrainingConfig:
     freeze: Grouped[tuple[str, ...]] = ()
     """Shell patterns for the names of parameters that are not trained, such as `embedding.*` or
     `decoder.layers.[01].*`. The names are those of optimizer.parameter_groups."""
+    ema_decay: OpenFraction | None = None
+    """Decay of an exponential moving average of the trained weights, such as 0.9999, which checkpoints contain in
+    fp32. Default: no average."""
     transformer_impl: Free[Literal["transformer_engine", "torch"] | None] = None
     """Kernels of the transformer layers. Default: transformer_engine if it is installed, otherwise torch."""
     cross_entropy_fusion_impl: Literal["te", "native"] | None = None

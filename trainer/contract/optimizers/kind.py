@@ -11,6 +11,9 @@ from typing import ClassVar, Literal
 Kind = Literal["table", "layer"]
 """layer: parameters of layers. table: embeddings, the output layer and other parameters outside of layers."""
 
+AVERAGE_BYTES = 4
+"""Bytes per parameter of the average of weights (training.ema_decay)."""
+
 
 class Optimizer(ABC):
     """An optimizer with fp32 weights and moments."""
