@@ -138,7 +138,7 @@ def read_document(pair: Pair, number: int, tokenizer: TokenizerConfig | None) ->
 
 
 def read_inspected_chat(pair: Pair, number: int, tokenizer: TokenizerConfig | None) -> InspectedChat:
-    """Reads chat `number` of a pair with its loss mask. A negative number counts from the end.
+    """Reads chat `number` of a pair with its loss mask.
 
     Raises:
         HpcgenError: the pair has no loss mask or no such chat, or it was encoded with another tokenizer.

@@ -11,6 +11,7 @@ import pytest
 from tests.data.chat_corpora import (
     CHATML,
     MARKED_CHATML,
+    MISTRAL,
     SPECIAL_TOKENS,
     chat,
     model_template,
@@ -32,15 +33,6 @@ ZEPHYR = (
     "{% if loop.last and add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}{% endfor %}"
 )
 """Traits of Zephyr's template: the generation prompt lacks the newline that begins the answer."""
-MISTRAL = (
-    "{% if messages[0].role == 'system' %}{% set system = messages[0].content + '\n\n' %}"
-    "{% set messages = messages[1:] %}{% else %}{% set system = '' %}{% endif %}{{ bos_token }}"
-    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}"
-    "{% if m.role == 'user' %}{{ '[INST] ' + (system if loop.first else '') + m.content + ' [/INST]' }}"
-    "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
-)
-"""Traits of Mistral's first templates: no generation prompt, the system message in the first user message."""
 
 
 def template(source: str, *, date: datetime.date | None = None, name: str = "a.jinja") -> ChatTemplate:

@@ -12,9 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from click.testing import CliRunner
 
+from hpcgen.cli.main import cli
 from hpcgen.config.corpus import ChatConfig, CorpusJob
 from hpcgen.config.tokenizer import TokenizerConfig
+from hpcgen.data.first_documents import check_first_documents
+from hpcgen.data.manifest import manifest_path, read_manifest
 from hpcgen.data.pair import open_pair
 from hpcgen.data.record import Record, read_record
 from hpcgen.data.stages import configuration
@@ -24,6 +28,7 @@ from hpcgen.errors import HpcgenError
 from tests.data.chat_corpora import (
     CHATML,
     MARKED_CHATML,
+    MISTRAL,
     chat,
     model_template,
     tool_chat,
@@ -309,3 +314,100 @@ def test_exports_carry_the_mask(tmp_path: Path) -> None:
     mask.tofile(mask_path(prefix))
     [finding] = verify_export(tmp_path / "out", workers=1).pairs[0].findings
     assert "differs from the pair" in finding
+
+
+def test_tokenizers_that_treat_the_beginning_of_a_text_differently(tmp_path: Path) -> None:
+    """Llama 2's and Mistral's tokenizers put a space before each text, so that pieces have other tokens."""
+    job = corpus_of(tmp_path, CHATS, MISTRAL)
+    path = Path(str(job.tokenizer.tokenizer_file))
+    library = tokenizers.Tokenizer(
+        tokenizers.models.BPE.from_file(*sentence_pieces(tmp_path), byte_fallback=True, unk_token="<unk>")
+    )
+    library.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+    )
+    library.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace("▁", " "),
+            tokenizers.decoders.ByteFallback(),
+            tokenizers.decoders.Fuse(),
+        ]
+    )
+    library.add_special_tokens(["<unk>", "<bos>", "<eos>", "<|endoftext|>"])
+    library.save(str(path))
+    prepared(job)
+    text, pieces = learned(job)[0]
+    assert pieces == [" Hello number 0!<eos>", " 4<eos>"]
+    assert text.startswith("<bos> [INST] Be brief.")
+
+
+def sentence_pieces(folder: Path) -> tuple[str, str]:
+    """vocab.json and merges.txt of a small vocabulary with ▁ in place of spaces, and a token for each byte."""
+    vocabulary = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "l", "o", "e", "H", "▁H", "lo"]
+    files = folder / "vocab.json", folder / "merges.txt"
+    files[0].write_text(json.dumps({token: number for number, token in enumerate(vocabulary)}))
+    files[1].write_text("▁ H\nl o\n")
+    return str(files[0]), str(files[1])
+
+
+def command(*arguments: Any) -> str:
+    """The output of `hpcgen data`."""
+    done = CliRunner().invoke(cli, ["data", *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_chat_is_shown_with_what_is_learned(tmp_path: Path) -> None:
+    file = write_tokenizer(tmp_path / "model")
+    write_chats(tmp_path / "chats.jsonl", CHATS)
+    prefix = tmp_path / "out" / "chats"
+    arguments = ("--tokenizer", file, "--eod-token", "<|endoftext|>", "--chat")
+    written = command("tokenize", tmp_path / "chats.jsonl", "--output-prefix", prefix, *arguments)
+    mask = np.fromfile(mask_path(prefix), np.uint8)
+    assert f"learned    {mask.sum():,} tokens ({mask.mean():.1%}); {prefix}.mask" in written
+    shown = command("inspect", prefix, "--tokenizer", file, "--chat", "19")
+    assert shown.splitlines()[0].startswith("chat 19: ")
+    assert "<|im_start|>assistant\n⟦Hello number 19!<|im_end|>⟧\n<|im_start|>user\n" in shown
+    assert "⟦" in command("inspect", prefix, "--chat")  # IDs
+    assert "of 40 answers" in command("inspect", prefix)
+    found = json.loads(command("inspect", prefix, "--tokenizer", file, "--chat", "0", "--json"))
+    assert (found["learned"], found["answers"]) == (int(mask.sum()), 40)
+    chat_of = found["chat"]
+    assert [piece["text"] for piece in chat_of["pieces"] if piece["learned"]] == [
+        "Hello number 0!<|im_end|>",
+        "4<|im_end|>",
+    ]
+    assert sum(len(piece["ids"]) for piece in chat_of["pieces"]) == chat_of["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--chat", "--tokenizer", "gpt2"], "needs a tokenizer with tokens that end a turn"),
+        (["--chat-date", "2026-01-02"], "--chat-date has no effect without --chat"),
+        ([], "for a corpus of chats, set data.corpus.chat: {}"),
+    ],
+)
+def test_options_for_chats(tmp_path: Path, arguments: list[str], message: str) -> None:
+    path = write_chats(tmp_path / "chats.jsonl", CHATS[:1])
+    done = CliRunner().invoke(
+        cli, ["data", "tokenize", str(path), "--output-prefix", str(tmp_path / "x"), *arguments]
+    )
+    assert message in str(done.exception)
+
+
+def test_a_template_is_refused_before_a_job_is_queued(tmp_path: Path) -> None:
+    job = corpus_of(tmp_path, [chat("a", "b", "c", "d")], model_template("qwen3"))
+    with pytest.raises(HpcgenError, match=r"does not show where answers begin and end.*chats\.jsonl:1"):
+        check_first_documents(job, read_manifest(manifest_path(job.directory)))
+
+
+def test_masks_of_ones_stop_a_unit_at_its_first_block(tmp_path: Path) -> None:
+    """Not at its end: 200 chats of 40 kB are two blocks, and the second is not JSON."""
+    everything = "{% generation %}" + CHATML + "{% endgeneration %}"
+    job = corpus_of(tmp_path, [chat("a " * 10_000, "b " * 10_000)] * 200, everything)
+    with (tmp_path / "source" / "chats.jsonl").open("a") as file:
+        file.write("not JSON\n")
+    job = job_of(tmp_path, ["chats.jsonl"], everything, verify_fraction=0.0)
+    with pytest.raises(HpcgenError, match=r"all of the .* tokens of \d+ chats would be learned"):
+        prepared(job)
