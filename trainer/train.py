@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from trainer import checkpoint
@@ -32,7 +31,10 @@ from trainer.contract.resuming.record_shape import CONFIRMED
 from trainer.contract.rules.engine import require
 from trainer.contract.wording import counted
 from trainer.data.datasets import Reading, open_datasets, plan
+from trainer.data.index_files import LogLine
 from trainer.data.loader import num_microbatches, reads_samples
+from trainer.data.own import KEY as OWN_DATASET
+from trainer.data.own_run import NEW, OwnReading, Saved, open_own
 from trainer.data.progress import fresh, resumed
 from trainer.distributed import groups, rendezvous
 from trainer.distributed.peers import Peers
@@ -156,7 +158,7 @@ class _Attempt:
             checkpoint.load(source, state, self.groups)
         log.line(_summary(config, self.groups, source, state))
         watch.beat(Phase.DATA, state.iteration)
-        datasets, reading = _open_datasets(config, run, state, source, origins)
+        datasets, reading = _open_datasets(config, run, state, source, origins, log.line)
 
         answers = open_answers(config, run, state.iteration, log)
         timers = Timers(config.device)
@@ -241,8 +243,9 @@ def _open_datasets(
     state: TrainingState,
     source: checkpoint.Source | None,
     origins: dict[str, Any],
-) -> tuple[dict[str, torch.utils.data.Dataset | None], Reading]:
-    """Open the datasets of all splits. The reading counts what the run reads of each training pair, on rank 0."""
+    log: LogLine,
+) -> tuple[dict[str, Any], Reading | OwnReading]:
+    """Open the datasets of all splits. The reading counts what the run reads of its training data, on rank 0."""
     progress = fresh(config, origins)
     if source is not None and not source.weights_only:
         progress = resumed(config, origins, source.sections, state.iteration, state.consumed_samples)
@@ -250,7 +253,23 @@ def _open_datasets(
     blends = plan(config, run.index_cache, rows, progress=progress)
     is_needed = any(reads_samples(chunk, config.data) for chunk in state.model)
     datasets = open_datasets(blends, config, run.index_cache, rows, is_needed)
+    if config.data.dataset is not None:
+        saved = NEW if source is None or source.weights_only else _saved_dataset(source, config)
+        own, own_reading = open_own(config, saved, progress.end, is_needed, log)
+        return datasets | own, own_reading
     return datasets, Reading(blends["train"], datasets["train"], state.consumed_samples)
+
+
+def _saved_dataset(source: checkpoint.Source, config: TrainerConfig) -> Saved:
+    """What the checkpoint says about the run's own dataset."""
+    record = source.sections
+    is_other = any(change.name == OWN_DATASET and not change.is_content for change in source.changes)
+    confirmations = Confirmations.of(config.checkpoint.changed, record)
+    return Saved(
+        consumed=record["consumed_samples"] if source.foreign is None else source.foreign.consumed_samples,
+        dataset=None if is_other else record.get("dataset"),
+        may_change=OWN_DATASET in confirmations.names,
+    )
 
 
 def _finish_save(checkpoints: checkpoint.Checkpoints, log: Log) -> None:

@@ -79,7 +79,7 @@ def trainer_data(config: RunConfig) -> BlendConfig:
 def reads_corpus(config: RunConfig) -> bool:
     """Returns whether the trainer reads the pairs of the corpus, because the run file names no others."""
     data = config.data
-    return data.corpus is not None and not (data.datasets or data.train or data.mock)
+    return data.corpus is not None and not (data.datasets or data.train or data.dataset or data.mock)
 
 
 def sft_problems(config: RunConfig) -> Iterator[Problem]:

@@ -127,6 +127,7 @@ def _training(plan: Plan) -> dict[str, Any]:
         "tokens_per_step": tokens,
         "tokens_of_the_run": total_samples(trainer.training) * trainer.model.seq_length,
         "rampup_batch_size": trainer.training.rampup_batch_size,
+        "dataset": trainer.data.dataset,
         "pairs": [dataclasses.asdict(reading) for reading in pair_readings(trainer)],
         "precision": trainer.training.precision,
         "fp8": trainer.training.fp8,
@@ -219,6 +220,7 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("precision", _precision(summary)),
         ("tokens", _tokens(summary)),
         *_pairs(summary["pairs"]),
+        *_dataset(summary["dataset"]),
         ("learning rate", _rate(summary)),
         ("memory", _memory(summary)),
         ("checkpoint", checkpoint),
@@ -346,6 +348,12 @@ def _pairs(pairs: list[dict[str, Any]]) -> list[tuple[str, str]]:
     shown = [("pair", _pair(pair)) for pair in pairs[:MAX_PAIRS]]
     more = len(pairs) - MAX_PAIRS
     return [*shown, ("pair", f"and {counted(more, 'more pair')}")] if more > 0 else shown
+
+
+def _dataset(dataset: str | None) -> list[tuple[str, str]]:
+    if dataset is None:
+        return []
+    return [("samples", f"made by {dataset}, whose code is recorded in checkpoints and whose data is not")]
 
 
 def _pair(pair: dict[str, Any]) -> str:

@@ -200,8 +200,8 @@ def _with_vocabulary(config: RunConfig) -> tuple[ModelConfig, list[Problem]]:
     model, asked = config.model, config.model.vocab_size
     if any(tokenizers.problems(config.data.tokenizer)):
         return model, []  # already reported
-    if asked is not None and config.data.mock:
-        return model, []  # mock data does not come from a tokenizer
+    if asked is not None and (config.data.mock or config.data.dataset):
+        return model, []  # the samples do not come from a tokenizer
     try:
         known = tokenizers.vocab_size(config.data.tokenizer)
     except HpcgenError as error:
@@ -229,7 +229,9 @@ def _with_end_of_document(config: RunConfig) -> tuple[BlendConfig, list[Problem]
     data = trainer_data(config)
     if not data.needs_eod or data.mock or any(tokenizers.problems(config.data.tokenizer)):
         return data, []
-    is_own = config.data.corpus is not None and not (config.data.datasets or config.data.train)
+    is_own = config.data.corpus is not None and not (
+        config.data.datasets or config.data.train or config.data.dataset
+    )
     if data.eod_id is not None and not is_own:
         return data, []
     try:
@@ -252,7 +254,12 @@ def _vocabulary_warning(config: RunConfig, model: ModelConfig) -> list[Problem]:
     A few more rows than ids are normal: 50,257 ids are padded to 50,304 rows, and tokenizers reserve ids.
     """
     asked = config.model.vocab_size
-    if asked is None or config.data.mock or any(tokenizers.problems(config.data.tokenizer)):
+    if (
+        asked is None
+        or config.data.mock
+        or config.data.dataset
+        or any(tokenizers.problems(config.data.tokenizer))
+    ):
         return []
     try:
         known = tokenizers.vocab_size(config.data.tokenizer)

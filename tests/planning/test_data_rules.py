@@ -21,6 +21,21 @@ REFUSED = {
         "data.mock",
         data.data_has_one_source,
     ),
+    "samples of one's own and a blend": (
+        {"data__mock": False, "data__train": (CORPUS,), "data__dataset": "own.py:f"},
+        "data.dataset",
+        data.data_has_one_source,
+    ),
+    "samples from a file without a function": (
+        {"data__mock": False, "data__dataset": "own.py"},
+        "data.dataset",
+        data.dataset_is_an_import_path,
+    ),
+    "samples of one's own as chats": (
+        {"data__mock": False, "data__dataset": "own.py:f", "data__sft": True},
+        "data.sft",
+        chats.chats_are_tokenized,
+    ),
     "no data": (
         {"data__mock": False},
         "data",
@@ -207,6 +222,7 @@ ACCEPTED = {
     "datasets": {"data__mock": False, "data__datasets": (CORPUS, CORPUS)},
     "weighed datasets": {"data__mock": False, "data__datasets": (WEIGHED, WEIGHED)},
     "a blend per split": {"data__mock": False, "data__train": (CORPUS,), "data__valid": (WEIGHED,)},
+    "samples of one's own": {"data__mock": False, "data__dataset": "own.py:f"},
     "stages": PAIRS | stages(10, 20, None),
     "a stage of some pairs": PAIRS
     | {"data__stages": (stage("main", (CODE,), 10), stage("decay", (CODE, MATH)))},

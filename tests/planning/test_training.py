@@ -181,6 +181,16 @@ def test_a_function_that_its_file_does_not_define_is_an_error(tmp_path, key):
             "takes (iteration), but is called with (iteration, optimizer) by position; "
             "write def mine(iteration, optimizer)",
         ),
+        (
+            "data.dataset",
+            "def mine(path, seed, length): ...",
+            "takes (path, seed, length), but is called with (split, config) by position; write def mine(split, config)",
+        ),
+        (
+            "data.dataset",
+            "class mine:\n def __init__(self, split): ...",
+            "is a class whose __init__ takes (split), but is called with (split, config) by position",
+        ),
         ("model.layer_spec", "def mine(core): ...", "is called with (core, vp_stage, usual) by position"),
         ("model.model_provider", "def mine(config): ...", "is called with (config, transformer_layer_spec, "),
     ],

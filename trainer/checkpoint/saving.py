@@ -36,6 +36,7 @@ from trainer.contract.optimizers import optimizer_of
 from trainer.contract.resuming import hyperparameters
 from trainer.contract.wording import counted
 from trainer.data.datasets import Reading
+from trainer.data.own_run import OwnReading
 from trainer.distributed.groups import from_rank_0
 from trainer.faults import storage
 from trainer.metrics.console import Log
@@ -90,14 +91,14 @@ class Checkpoints:
         on_complete: Callable[[int, SaveEvent], None],
         beat: Callable[[], None],
         attempt: dict[str, Any],
-        reading: Reading,
+        reading: Reading | OwnReading,
     ) -> None:
         """Nothing is written before the first `save`. `directory` is the one that `find` has locked.
 
         `on_complete` is called on rank 0 with the iteration of each checkpoint that became complete. `beat` is called
         while training waits for the storage. `attempt` is what all records of this attempt have: the files that it
         depends on (`trainer.contract.resuming.provenance`), and the names of checkpoint.changed that it uses
-        (`trainer.contract.resuming.confirmations`). `reading` counts what the run reads of each pair, on rank 0.
+        (`trainer.contract.resuming.confirmations`). `reading` counts what the run reads of its data, on rank 0.
         """
         self._directory, self._config, self._groups, self._log = directory, config, groups, log
         self._on_complete, self._beat = on_complete, beat
@@ -226,7 +227,7 @@ class Checkpoints:
 
     def _record(self, state: TrainingState) -> dict[str, Any]:
         """Content of COMPLETE, without the files. Only rank 0 writes it."""
-        config, sampling = self._config, self._reading.at(state.consumed_samples)
+        config = self._config
         return {
             "format": checkpoint_files.FORMAT,
             "iteration": state.iteration,
@@ -238,7 +239,7 @@ class Checkpoints:
             "precision": config.training.precision,
             **hyperparameters.sections(config),
             "versions": self._versions,
-            "sampling": sampling and sampling.to_dict(),
+            **self._reading.record(state.consumed_samples),
             **self._attempt,
         }
 

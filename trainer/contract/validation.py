@@ -18,6 +18,7 @@ def config_of_split(config: TrainerConfig, split: str) -> TrainerConfig:
         train=(),
         valid=chosen.datasets,
         test=(),
+        dataset=None,
         validation=(),
     )
     eval_iters = chosen.eval_iters or config.training.eval_iters
@@ -29,5 +30,5 @@ def batches_per_evaluation(config: TrainerConfig) -> int:
     data, eval_iters = config.data, config.training.eval_iters
     if not eval_iters:
         return 0
-    has_valid = bool(data.valid or data.mock or data.datasets)
+    has_valid = bool(data.valid or data.mock or data.datasets or data.dataset)
     return has_valid * eval_iters + sum(each.eval_iters or eval_iters for each in data.validation)

@@ -114,6 +114,8 @@ def plan_blends(
     data = config.data
     if data.mock:
         return _mock_blends(config, progress)
+    if data.dataset is not None:
+        return _named_sets(config, cache_dir, rows, log)
     if data.datasets:
         shares = split_shares(data.split)
         sources = [_SplitData(split, data.datasets, shares[split]) for split in SPLITS]

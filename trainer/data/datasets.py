@@ -13,6 +13,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from megatron.core.datasets.blended_dataset import BlendedDataset
@@ -132,6 +133,11 @@ class Reading:
             self._sampling = self._left[0][0].sampling
         self._advance(consumed)
         return self._sampling
+
+    def record(self, consumed: int) -> dict[str, Any]:
+        """Sections of the record of a checkpoint after `consumed` samples."""
+        sampling = self.at(consumed)
+        return {"sampling": sampling and sampling.to_dict()}
 
     def _advance(self, end: int) -> None:
         assert self._sampling is not None

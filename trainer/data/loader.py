@@ -11,9 +11,9 @@ import functools
 import itertools
 import signal
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
@@ -24,6 +24,8 @@ from trainer.contract.config import BlendConfig, TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.model.batch_size import Batch
 from trainer.data import documents
+from trainer.data.own import Refused, StreamReader, StreamSamples
+from trainer.data.own_samples import OWN_POSITIONS, SampleError
 from trainer.distributed.sequence import zigzag_positions
 
 MAX_PER_LOAD = 8
@@ -77,6 +79,10 @@ class Load(NamedTuple):
     padding: list[tuple[int, ...] | None]
     """Padding of each microbatch."""
     largest_id: int
+    problem: str = ""
+    """Why a sample of the user cannot be used. There are no microbatches then."""
+    end: tuple[int, Any] | None = None
+    """The end of a batch from a stream: number of samples that the run has read then, and the stream's state."""
 
 
 class LoadSampler:
@@ -97,6 +103,39 @@ class LoadSampler:
         """The first sample of each microbatch."""
         for batch in self._batches:
             yield from range(batch.first + self._offset, batch.first + batch.size, self._stride)
+
+
+class StreamLoads(torch.utils.data.IterableDataset[Load]):
+    """This rank's part of a stream that all ranks read from its beginning or from its position."""
+
+    def __init__(
+        self,
+        stream: StreamSamples,
+        batches: Iterable[tuple[Batch, LoadSampler]],
+        collate: Callable[[list[dict[str, torch.Tensor] | Refused]], Load],
+    ) -> None:
+        """`batches` has the sampler of each batch."""
+        self._stream, self._batches, self._collate = stream, batches, collate
+
+    def __iter__(self) -> Iterator[Load]:
+        try:
+            reader = self._stream.reader()
+            for batch, sampler in self._batches:
+                yield from self._of_batch(reader, batch, sampler)
+        except SampleError as error:
+            yield self._collate([Refused(str(error))])
+
+    def _of_batch(self, reader: StreamReader, batch: Batch, sampler: LoadSampler) -> Iterator[Load]:
+        load: Load | None = None
+        for numbers in sampler:
+            if load is not None:
+                yield load
+            load = self._collate([reader.read(number) for number in numbers])
+        assert load is not None
+        end = batch.first + batch.size
+        if reader.has_state:  # the state is that after the samples of the other ranks
+            reader.skip_to(end)
+        yield load._replace(end=(end, reader.state() if reader.has_state else None))
 
 
 def num_microbatches(batch_size: int, config: TrainerConfig, groups: ProcessGroupCollection) -> int:
@@ -138,15 +177,24 @@ def micro_batches(
     """This rank's microbatches of `batches`, in order."""
     size, workers = config.training.micro_batch_size, config.data.num_workers
     per_load = micro_batches_per_load(config) if workers else 1
-    sampler = LoadSampler(batches, size, groups.dp.rank(), groups.dp.size(), per_load)
     positions = zigzag_positions(config.model.seq_length, groups.cp.rank(), groups.cp.size())
+    collate = functools.partial(
+        _load, size=size, data=config.data, positions=positions if groups.cp.size() > 1 else None
+    )
+    stream = dataset if isinstance(dataset, StreamSamples) else None
+    if stream is None:
+        sampler = LoadSampler(batches, size, groups.dp.rank(), groups.dp.size(), per_load)
+        reading = {"dataset": dataset, "batch_sampler": sampler, "collate_fn": collate}
+    else:
+        samplers = (
+            (batch, LoadSampler([batch], size, groups.dp.rank(), groups.dp.size(), per_load))
+            for batch in batches
+        )
+        reading = {"dataset": StreamLoads(stream, samplers, collate), "batch_size": None}
+        workers = min(workers, 1)  # each would read all of the stream
     loader = torch.utils.data.DataLoader(
-        dataset,
-        batch_sampler=sampler,
+        **reading,
         num_workers=workers,
-        collate_fn=functools.partial(
-            _load, size=size, data=config.data, positions=positions if groups.cp.size() > 1 else None
-        ),
         pin_memory=config.device == "cuda",
         # A loader draws a random number when it starts. It must not use the generator that dropout uses on a CPU.
         generator=torch.Generator(),
@@ -158,6 +206,10 @@ def micro_batches(
         device = torch.device("cuda", torch.cuda.current_device())
     in_sample = positions.to(device).expand(size, -1)
     for load in loader:
+        if load.problem:
+            raise TrainerError(f"{_place()}: {load.problem}")
+        if stream is not None and load.end is not None:
+            stream.note(*load.end)
         _check_ids(load.largest_id, config.model.padded_vocab_size)
         yield from _unpacked(load, device, in_sample)
 
@@ -183,9 +235,15 @@ def _unpacked(load: Load, device: torch.device, in_sample: torch.Tensor) -> Iter
 
 
 def _load(
-    samples: list[dict[str, torch.Tensor]], size: int, data: BlendConfig, positions: torch.Tensor | None
+    samples: list[dict[str, torch.Tensor] | Refused],
+    size: int,
+    data: BlendConfig,
+    positions: torch.Tensor | None,
 ) -> Load:
     """Collate the samples of successive microbatches of `size` samples, in a loader process."""
+    for sample in samples:
+        if isinstance(sample, Refused):
+            return Load(torch.empty(0), None, [], [], 0, problem=sample.problem)
     packed = [
         _packed(samples[first : first + size], data, positions) for first in range(0, len(samples), size)
     ]
@@ -206,6 +264,8 @@ def _packed(
     names = ("tokens", "labels", "loss_mask")
     fields = torch.stack([torch.stack([sample[name].long() for sample in samples]) for name in names])
     largest_id = int(fields[:2].max())
+    if OWN_POSITIONS in samples[0]:
+        fields = torch.cat([fields, torch.stack([sample[OWN_POSITIONS] for sample in samples])[None]])
     boundaries = padding = None
     if data.sft:
         is_first = torch.stack([sample["is_first"] for sample in samples]).bool()
@@ -232,10 +292,14 @@ def _check_ids(largest: int, rows: int) -> None:
     """
     if largest >= rows:
         raise TrainerError(
-            f"rank {torch.distributed.get_rank()} on {socket.gethostname()}: the data contains the token ID {largest}, "
+            f"{_place()}: the data contains the token ID {largest}, "
             f"but the embedding has {rows} rows (model.padded_vocab_size). The data was made with another tokenizer or "
             "is damaged; `hpcgen data verify -c RUN.yaml` names the place"
         )
+
+
+def _place() -> str:
+    return f"rank {torch.distributed.get_rank()} on {socket.gethostname()}"
 
 
 def _ignore_stop_signals(worker: int) -> None:

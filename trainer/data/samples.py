@@ -33,6 +33,10 @@ def main() -> int:
     try:
         config = configuration.read(arguments.config)
         require(config, SAMPLES)
+        if config.data.dataset is not None:
+            raise TrainerError(
+                f"data.dataset = {config.data.dataset!r} makes the samples, which have no documents"
+            )
         config = resolve(config)
         progress = _progress(config)
         last = arguments.first if arguments.last is None else arguments.last

@@ -125,7 +125,7 @@ def _with_assumptions(run: Run) -> Run:
     """The run with mock data and a time limit, unless it has others. Layouts are chosen before data and jobs."""
     values: dict[str, object] = {}
     data = trainer_data(run.config)
-    if not any((data.datasets, data.train, data.valid, data.test, data.mock)):
+    if not any((data.datasets, data.train, data.valid, data.test, data.dataset, data.mock)):
         values["data.mock"] = True
     settings = make_allocation(TRAIN, run.config, run.cluster, run.node_type).settings
     if settings.time is None:

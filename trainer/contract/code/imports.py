@@ -7,12 +7,12 @@ An import path is `package.module:function`, for modules that are installed or o
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
-from trainer.contract.config import OptimizerConfig, PathKind, paths_in
+from trainer.contract.config import OptimizerConfig, PathKind, TrainerConfig, paths_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import torch
     from megatron.core.models.gpt import GPTModel
@@ -101,6 +101,51 @@ class Metric(Protocol):
         """Return a sum over the tokens or samples of the microbatch, and their number, as scalars.
 
         The metric is the sum over all ranks and microbatches, divided by the number.
+        """
+
+
+class Sample(TypedDict, total=False):
+    """A sample of s = model.seq_length tokens: tensors or numpy arrays of integers."""
+
+    tokens: torch.Tensor
+    """IDs of tokens [s], or [s + 1] in a sample without labels. Required."""
+    labels: torch.Tensor
+    """The ID to predict after each token [s]. Default: the next of the s + 1 tokens."""
+    loss_mask: torch.Tensor
+    """1 for each label that the model learns, otherwise 0 [s]. Default: all are learned."""
+    position_ids: torch.Tensor
+    """Positions [s], for a model with learned positions. Default: 0 to s - 1."""
+
+
+class MapStyleSamples(Protocol):
+    """Samples by number, as a list or a map-style dataset of torch."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitem__(self, index: int) -> Sample:
+        """Return a sample, the same one in every process and at every call."""
+
+
+class StreamOfSamples(Protocol):
+    """Samples in a fixed order, as an iterable dataset of torch or a generator.
+
+    With `state_dict()` and `load_state_dict(state)`, a resumed run continues a stream without reading it from its
+    beginning. The state is a dictionary that JSON can represent.
+    """
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Iterate over the samples: from the first one, or from the loaded state. The order is always the same."""
+
+
+class SampleProvider(Protocol):
+    """Signature of `data.dataset`: a function, a generator function or a class."""
+
+    def __call__(self, split: str, config: TrainerConfig) -> MapStyleSamples | StreamOfSamples | None:
+        """Return the samples of a split, "train", "valid" or "test". None if there are none for this split.
+
+        `config` is resolved: config.model.seq_length, config.model.padded_vocab_size and config.training.seed, for
+        example. Every process calls this.
         """
 
 

@@ -14,6 +14,7 @@ FUNCTIONS: dict[str, type] = {
     "model.layer_spec": imports.LayerSpec,
     "model.model_provider": imports.ModelProvider,
     "optimizer.lr_schedule": imports.Rate,
+    "data.dataset": imports.SampleProvider,
     "training.loss": imports.TokenLoss,
     "training.metrics": imports.Metric,
 }
@@ -21,6 +22,7 @@ FUNCTIONS: dict[str, type] = {
 position."""
 CLASSES: dict[str, tuple[type, type | None]] = {
     "model.model_provider": (imports.ModelProvider, None),
+    "data.dataset": (imports.SampleProvider, None),
     "training.loss": (imports.LossClass, imports.TokenLoss),
 }
 """Protocols of the keys that can also name a class: of the class, and of its instances if they are called too."""

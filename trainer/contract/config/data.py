@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.contract.config.path import FilePath
+from trainer.contract.config.path import FilePath, FunctionPath
 from trainer.contract.config.resume import Free
 from trainer.contract.config.values import Count, NonNegative, PositiveFloat
 from trainer.contract.record import config_section
@@ -53,8 +53,8 @@ class DataStage:
 
 @config_section
 class BlendConfig:
-    """Source of training, validation and test samples: exactly one of `datasets`, `train` (with `valid`, `test`) and
-    `mock`."""
+    """Source of training, validation and test samples: exactly one of `datasets`, `train` (with `valid`, `test`),
+    `dataset` and `mock`."""
 
     datasets: tuple[Dataset, ...] = ()
     """Option 1: one blend, divided by `split`."""
@@ -73,8 +73,11 @@ class BlendConfig:
     stages: tuple[DataStage, ...] = ()
     """Mixtures that follow each other during the run. Each pair continues where the stage before left it. Validation
     and test keep the weights of `datasets`, or those of `valid` and `test`. Default: one mixture for all of the run."""
+    dataset: FunctionPath | None = None
+    """Option 3: samples of your own, from a function or a class that is called with the name of the split and the
+    configuration: package.module:function or file.py:function (`trainer.contract.code.imports.SampleProvider`)."""
     mock: bool = False
-    """Option 3: synthetic samples, for testing a cluster without data."""
+    """Option 4: synthetic samples, for testing a cluster without data."""
     reset_attention_mask: bool = False
     """Attend only to tokens of the same document. A document ends after the end-of-document token. Default: attend to
     all earlier tokens of the sample."""

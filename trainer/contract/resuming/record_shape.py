@@ -89,6 +89,12 @@ def _problems(record: Mapping[str, Any], known_format: int) -> Iterator[Problem]
         yield from _not(use, dict, f"{CONFIRMED}[{name!r}]")
         yield from _not(use.get("iteration"), int, f"{CONFIRMED}[{name!r}].iteration")
     yield from _sampling_problems(record.get("sampling"))
+    if (dataset := record.get("dataset")) is not None:
+        yield from _not(dataset, dict, "dataset")
+        yield from _not(dataset.get("first"), int, "dataset.first")
+        for name, kind in (("length", int), ("state", dict)):
+            if dataset.get(name) is not None:
+                yield from _not(dataset[name], kind, f"dataset.{name}")
 
 
 def _sampling_problems(sampling: Any) -> Iterator[Problem]:

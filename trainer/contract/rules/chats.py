@@ -12,7 +12,15 @@ OF_DOCUMENTS = ("data.reset_attention_mask", "data.reset_position_ids", "data.eo
 
 
 def chats_are_tokenized(facts: Facts) -> Iterator[Problem]:
-    """sft needs pairs (hpcgen's rule: mock samples have no loss mask)."""
+    """sft needs pairs (hpcgen's rule: mock samples have no loss mask, and own samples bring theirs)."""
+    if facts.data.sft and facts.data.dataset is not None:
+        yield Problem(
+            path="data.sft",
+            reason="requires pairs with a loss mask, but data.dataset makes the samples",
+            hint="remove it, and return a loss_mask with each sample",
+            candidates=[False],
+            about=("data.dataset",),
+        )
     if facts.data.sft and facts.data.mock:
         yield Problem(
             path="data.sft",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from trainer.contract.config import BlendConfig
 from trainer.contract.problem import Problem, Setting
 from trainer.contract.rules.facts import Facts, Rule, unread
+from trainer.contract.rules.model import import_path
 
 SPLIT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*", re.ASCII)
 
@@ -16,9 +17,10 @@ SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 def data_has_one_source(facts: Facts) -> Iterator[Problem]:
-    """Exactly one of datasets, train (with valid and test) and mock (megatron/training/arguments.py, validate_args)."""
+    """Exactly one of datasets, train (with valid and test), dataset and mock (megatron/training/arguments.py,
+    validate_args)."""
     data = facts.data
-    given = [key for key in ("datasets", "train", "mock") if getattr(data, key)]
+    given = [key for key in ("datasets", "train", "dataset", "mock") if getattr(data, key)]
     if len(given) > 1:
         yield Problem(
             path=f"data.{given[-1]}",
@@ -29,8 +31,13 @@ def data_has_one_source(facts: Facts) -> Iterator[Problem]:
         yield Problem(
             path="data",
             reason="has no source of samples",
-            hint="set data.corpus, data.datasets, data.train (with valid and test), or data.mock: true",
+            hint="set data.corpus, data.datasets, data.train (with valid and test), data.dataset, or data.mock: true",
         )
+
+
+def dataset_is_an_import_path(facts: Facts) -> Iterator[Problem]:
+    """dataset is package.module:function or file.py:function (trainer/contract/code/imports.py)."""
+    yield from import_path("data.dataset", facts.data.dataset)
 
 
 def held_out_blends_need_train(facts: Facts) -> Iterator[Problem]:
@@ -233,6 +240,7 @@ def end_of_document_has_row(facts: Facts) -> Iterator[Problem]:
 
 RULES: tuple[Rule, ...] = (
     data_has_one_source,
+    dataset_is_an_import_path,
     held_out_blends_need_train,
     weights_are_given_for_all_or_none,
     split_is_valid,
