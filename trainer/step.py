@@ -50,6 +50,8 @@ class TrainingState:
     """True if a rank has parameters that are not trained."""
     average: WeightAverage | None = None
     """Average of the weights; None without training.ema_decay."""
+    has_adapters: bool = False
+    """True if the run trains adapters, which are then all that its checkpoints contain."""
     iteration: int = 0
     """Number of completed steps."""
     consumed_samples: int = 0

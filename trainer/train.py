@@ -231,10 +231,18 @@ def build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log)
     spikes = SpikeWatch(config.training.loss_spike_factor, config.training.skip_loss_spikes)
     schedule = Schedule(config.optimizer, optimizer, config.training.train_iters)
     objective, routers = Objective(config, model), experts.routers(model)
-    is_partly_frozen = bool(config.training.freeze)
     decay = config.training.ema_decay
-    average = None if decay is None else WeightAverage(optimizer, decay)
-    return TrainingState(model, optimizer, schedule, spikes, objective, routers, is_partly_frozen, average)
+    return TrainingState(
+        model,
+        optimizer,
+        schedule,
+        spikes,
+        objective,
+        routers,
+        is_partly_frozen=bool(config.training.freeze),
+        average=None if decay is None else WeightAverage(optimizer, decay),
+        has_adapters=config.lora.rank is not None,
+    )
 
 
 def _open_datasets(

@@ -20,6 +20,7 @@ from trainer.contract.config import (
     CheckpointConfig,
     Count,
     LoggingConfig,
+    LoraConfig,
     ModelConfig,
     NonNegative,
     OptimizerConfig,
@@ -84,7 +85,7 @@ class TuneConfig:
 
 
 TRAINER_SECTIONS = (
-    *("preset", "model", "parallelism", "training", "optimizer", "checkpoint", "logging"),
+    *("preset", "model", "parallelism", "training", "optimizer", "lora", "checkpoint", "logging"),
     *("evaluation", "answers", "generation", "export", "tune"),
 )
 """Keys of a run file that only hpcgen's trainer and its models use. A run file with `program` has none of them."""
@@ -144,6 +145,8 @@ class RunConfig:
     """Batch size, length, precision, recomputation and evaluation."""
     optimizer: OptimizerConfig
     """AdamW and the learning-rate schedule."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Low-rank adapters that are trained in place of the weights of the model in checkpoint.load."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """Saving, loading and retention of checkpoints."""
     logging: LoggingConfig = field(default_factory=LoggingConfig)

@@ -10,7 +10,8 @@ from typing import Any
 def config_text(config: Any) -> str:
     """JSON of a dataclass, with a line for its plain values, and a line for each section and each dataset.
 
-    A null is omitted if the key's default is None, because the reader fills in the same value.
+    A null is omitted if the key's default is None, and so is a section whose keys all have their defaults, because the
+    reader fills in the same values.
     """
     sections = _without_unset(config)
     plain = {name: value for name, value in sections.items() if not isinstance(value, dict | list)}
@@ -34,12 +35,18 @@ def _value(value: Any) -> str:
     return json.dumps(value)
 
 
+def _is_filled_in(field: dataclasses.Field[Any], value: Any) -> bool:
+    if field.default_factory is not dataclasses.MISSING and dataclasses.is_dataclass(value):
+        return bool(value == field.default_factory())
+    return value is None and field.default is None
+
+
 def _without_unset(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {
             field.name: _without_unset(getattr(value, field.name))
             for field in dataclasses.fields(value)
-            if not (getattr(value, field.name) is None and field.default is None)
+            if not _is_filled_in(field, getattr(value, field.name))
         }
     if isinstance(value, dict):
         return {name: _without_unset(each) for name, each in value.items()}

@@ -99,6 +99,7 @@ def training_facts(run: Run, config: RunConfig, allocation: Allocation) -> tuple
         data=data,
         checkpoint=config.checkpoint,
         logging=config.logging,
+        lora=config.lora,
         evaluation=config.evaluation,
         answers=config.answers,
         world=World(
@@ -178,6 +179,7 @@ def _trainer(run: Run, config: RunConfig, facts: Facts, allocation: Allocation) 
         checkpoint=config.checkpoint,
         logging=config.logging,
         answers=_answers(config),
+        lora=config.lora,
         evaluation_every=config.evaluation.every,
     )
     return resolve(trainer)

@@ -96,7 +96,9 @@ WORDS = """
     optimizer.schedule optimizer.scheduler scheduler -> use optimizer.lr_decay_style
     optimizer.betas -> use optimizer.adam_beta1 and
     data.schedule data.format data.streaming checkpoint.best optimizer.decay -> known keys are
-    model.lora_rank lora peft training.lora model.lora_alpha -> examples/deepspeed/lora.yaml
+    model.lora_rank lora_r -> use lora.rank
+    peft training.adapters -> use the section lora
+    qlora model.use_dora -> examples/deepspeed/lora.yaml
     sft data.chat_template training.loss_on_answers -> use data.sft: true
     model.tie_embeddings tie_word_embeddings -> use model.untie_embeddings_and_output_weights, with the opposite
     distillation training.distillation teacher -> does not support distillation

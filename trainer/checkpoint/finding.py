@@ -21,7 +21,7 @@ from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import FORMAT, METADATA, STARTED, TRACKER, Checkpoint
 from trainer.contract.files.run_directory import RunDirectory, publish
 from trainer.contract.problem import Problem
-from trainer.contract.resuming import evidence, hyperparameters, provenance
+from trainer.contract.resuming import base_model, evidence, hyperparameters, provenance
 from trainer.contract.resuming.change import Change
 from trainer.contract.resuming.confirmations import Confirmations
 from trainer.contract.wording import counted, few
@@ -50,11 +50,18 @@ class Source:
     """Files that this attempt depends on, for the records of its own checkpoints (contract/resuming/provenance.py)."""
     foreign: megatron_lm.Resumed | None = None
     """Values from a checkpoint of Megatron-LM; None for one of this trainer."""
+    base: Checkpoint | None = None
+    """The checkpoint with the frozen weights of a run with adapters. It is `checkpoint` if the adapters are new."""
 
     @property
     def path(self) -> Path:
         """Directory of the checkpoint."""
         return self.checkpoint.path
+
+    @property
+    def has_adapters(self) -> bool:
+        """True if the checkpoint contains adapters and no other weights."""
+        return base_model.has_adapters(self.checkpoint.record)
 
     @property
     def sections(self) -> Mapping[str, Any]:
@@ -149,7 +156,10 @@ def _source(
             "checkpoint.finetune: true, and save elsewhere",
             scope=Scope.ALL_RANKS,
         )
+    if misfit := base_model.mismatch(found.path, found.record, config.lora, weights_only=weights_only):
+        raise TrainerError(str(misfit), scope=Scope.ALL_RANKS)
     files = _examine(found, config, codes, log, beat, weights_only)
+    base = _base(found, config, files.origins, beat)
     confirmations = Confirmations.of(
         config.checkpoint.changed,
         None if weights_only else found.record or {"iteration": found.iteration},
@@ -179,7 +189,26 @@ def _source(
     for entry in confirmations.spent():
         log.line(f"checkpoint.changed has {entry}. Remove it")
     confirmed = confirmations.after(changes)
-    return Source(found, weights_only, changes, confirmed, passed_over, files.origins, foreign)
+    return Source(found, weights_only, changes, confirmed, passed_over, files.origins, foreign, base)
+
+
+def _base(
+    found: Checkpoint, config: TrainerConfig, origins: dict[str, Any], beat: Callable[[], None]
+) -> Checkpoint | None:
+    """The checkpoint with the frozen weights, which is added to `origins`. None for a run without adapters."""
+    if config.lora.rank is None:
+        return None
+    base = found
+    if base_model.has_adapters(found.record):
+        base = at_rank_0(lambda: base_model.find(found.record or {}, config.checkpoint.load), found.path)
+        if broken := reading.problems(base, beat):
+            shown = few(list(map(str, broken)), MAX_PROBLEMS, separator=";")
+            raise TrainerError(
+                f"{base.path}, the model of the adapters in {found.path}, is broken: {shown}. Restore it",
+                scope=Scope.ALL_RANKS,
+            )
+    origins[base_model.ORIGIN] = at_rank_0(lambda: base_model.entry(base), base.path)
+    return base
 
 
 def _examine(

@@ -16,8 +16,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from trainer.checkpoint import megatron_lm
 from trainer.checkpoint import state as contents
 from trainer.checkpoint.finding import MAX_PROBLEMS, Source
+from trainer.checkpoint.foreign import read_foreign
 from trainer.checkpoint.loading_errors import raise_environment_fault, scope_of
+from trainer.contract.config import ParallelismConfig
 from trainer.contract.errors import Scope, TrainerError
+from trainer.contract.files.checkpoint_files import Checkpoint
 from trainer.step import TrainingState
 
 
@@ -33,7 +36,11 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
             or the storage fails, which may be temporary.
         RuntimeError: from gloo, NCCL, the store or CUDA: another rank is gone, or the memory is full.
     """
-    sharding = contents.sharding(groups)
+    if source.base is not None:
+        _load_base(source.base, state, groups)
+        if not source.has_adapters:
+            return
+    sharding = contents.sharding(groups, adapters=state.has_adapters)
     if source.foreign is not None:
         sharding |= source.foreign.content_metadata
     weights = contents.sharded_weights(state, sharding)
@@ -63,15 +70,41 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
         raise_environment_fault(error, source.path)
         raise TrainerError(
             f"{source.path} cannot be loaded, although its files are unchanged ({type(error).__name__}: {error}). Use "
-            f"the versions that wrote it ({_versions(source)}), or rename it to resume from the previous checkpoint",
+            f"the versions that wrote it ({_versions(source.checkpoint)}), or rename it to resume from the previous "
+            "checkpoint",
             scope=scope_of(error),
         ) from error
+    _require_all(absent, source.path)
+    contents.check_loaded(state, source.path)
+
+
+def _load_base(base: Checkpoint, state: TrainingState, groups: ProcessGroupCollection) -> None:
+    """Load the frozen weights of a run with adapters."""
+    sharding = contents.sharding(groups)
+    if base.is_foreign:
+        sharding |= read_foreign(base.path, ParallelismConfig(), weights_only=True).content_metadata
+    try:
+        loaded, absent = _read(base.path, contents.sharded_base(state, sharding), groups)
+        if not absent:
+            contents.fill_base(state, loaded)
+    except (Exception, CheckpointException) as error:
+        raise_environment_fault(error, base.path)
+        raise TrainerError(
+            f"{base.path} cannot be loaded, although its files are unchanged ({type(error).__name__}: {error}). Use "
+            f"the versions that wrote it ({_versions(base)})",
+            scope=scope_of(error),
+        ) from error
+    _require_all(absent, base.path)
+    contents.check_loaded(state, base.path)
+
+
+def _require_all(absent: set[str], path: Path) -> None:
+    """Raise TrainerError on all ranks if tensors are absent."""
     if absent:
         raise TrainerError(
-            f"{source.path} belongs to another model: it has no {', '.join(sorted(absent)[:MAX_PROBLEMS])}",
+            f"{path} belongs to another model: it has no {', '.join(sorted(absent)[:MAX_PROBLEMS])}",
             scope=Scope.ALL_RANKS,
         )
-    contents.check_loaded(state, source.path)
 
 
 def _has_average(source: Source) -> bool:
@@ -121,6 +154,6 @@ def _read(
     return loaded, {name for names in absent for name in names if contents.EXTRA_STATE not in name}
 
 
-def _versions(source: Source) -> str:
-    versions = (source.checkpoint.record or {}).get("versions", {})
+def _versions(checkpoint: Checkpoint) -> str:
+    versions = (checkpoint.record or {}).get("versions", {})
     return ", ".join(f"{name} {version}" for name, version in versions.items()) or "Megatron-LM's"

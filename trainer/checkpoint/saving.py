@@ -204,7 +204,7 @@ class Checkpoints:
     def _start(self, state: TrainingState, path: Path, started: float) -> _Save:
         for chunk in state.model:
             chunk.start_param_sync(force_sync=True)
-        sharding = contents.sharding(self._groups)
+        sharding = contents.sharding(self._groups, adapters=state.has_adapters)
         weights = contents.sharded_weights(state, sharding)
         optimizer = contents.sharded_optimizer(state, weights, sharding, state.average, is_loading=False)
         common = contents.common_state(state, sharding)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,6 +20,7 @@ from trainer.contract.errors import NonFiniteError
 from trainer.contract.files.checkpoint_files import TRAINER_MARK
 from trainer.contract.optimizers.kind import AVERAGE_BYTES, Kind, Optimizer
 from trainer.contract.wording import counted
+from trainer.lora.adapter import is_adapter
 from trainer.optimizer import parameter_groups
 from trainer.optimizer.build import PARTS, optimizers_of
 from trainer.optimizer.weight_average import WeightAverage
@@ -37,9 +39,11 @@ EXTRA_STATE = "_extra_state"
 """Suffix of the name of Transformer Engine's own values: the history of FP8 scales, empty without FP8."""
 
 
-def sharding(groups: ProcessGroupCollection) -> dict[str, Any]:
-    """Options for Core's sharding of model and optimizer."""
+def sharding(groups: ProcessGroupCollection, *, adapters: bool = False) -> dict[str, Any]:
+    """Options for Core's sharding of model and optimizer. With `adapters`, for checkpoints that contain only these."""
     return {
+        # A stacked tensor has a part for each layer, but not every layer needs to have the same adapters.
+        **({"non_homogeneous_layers": True} if adapters else {}),
         # The only sharding of optimizer state that loads at any TP, PP, VPP and DP.
         "distrib_optim_sharding_type": "fully_reshardable",
         "distrib_optim_fully_reshardable_mem_efficient": False,
@@ -50,11 +54,30 @@ def sharding(groups: ProcessGroupCollection) -> dict[str, Any]:
 
 
 def sharded_weights(state: TrainingState, metadata: dict[str, Any]) -> dict[str, Any]:
-    """The model as Core's sharded tensors and objects, by chunk."""
+    """The weights that checkpoints contain as Core's sharded tensors and objects, by chunk: all, or the adapters."""
+    return _sharded(state, metadata, partial(_is_saved, state))
+
+
+def sharded_base(state: TrainingState, metadata: dict[str, Any]) -> dict[str, Any]:
+    """The weights that do not belong to adapters as Core's sharded tensors and objects, by chunk."""
+    return _sharded(state, metadata, lambda name: not is_adapter(name))
+
+
+def _sharded(
+    state: TrainingState, metadata: dict[str, Any], is_part: Callable[[str], bool]
+) -> dict[str, Any]:
     return {
-        _chunk_name(state, index): chunk.module.sharded_state_dict(metadata=metadata)
+        _chunk_name(state, index): {
+            name: tensor
+            for name, tensor in chunk.module.sharded_state_dict(metadata=metadata).items()
+            if is_part(name)
+        }
         for index, chunk in enumerate(state.model)
     }
+
+
+def _is_saved(state: TrainingState, name: str) -> bool:
+    return is_adapter(name) or not state.has_adapters
 
 
 def sharded_optimizer(
@@ -132,7 +155,12 @@ def _trained(state: TrainingState) -> Iterator[tuple[str, torch.Tensor]]:
 
 def staged_bytes(state: TrainingState, groups: ProcessGroupCollection, optimizer: Optimizer) -> int:
     """Approximate number of bytes that a rank copies for a save: its shares of weights, fp32 weights and moments."""
-    parameters = [parameter for chunk in state.model for parameter in chunk.parameters()]
+    parameters = [
+        parameter
+        for chunk in state.model
+        for name, parameter in chunk.named_parameters()
+        if _is_saved(state, name)
+    ]
     of_state = max(optimizer.state_bytes(kind) for kind in get_args(Kind))
     of_state += 0 if state.average is None else AVERAGE_BYTES
     total, largest = 0.0, 0
@@ -148,15 +176,7 @@ def staged_bytes(state: TrainingState, groups: ProcessGroupCollection, optimizer
 @torch.no_grad()
 def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) -> None:
     """Fill `state` with loaded values. Learning rates, betas and epsilon keep their configured values."""
-    for index, chunk in enumerate(state.model):
-        module = unwrap_model(chunk)  # the bf16 wrapper would not report missing names
-        weights = {
-            name: checked_extra_state(value) if EXTRA_STATE in name else value
-            for name, value in loaded[_chunk_name(state, index)].items()
-        }
-        absent, unknown = module.load_state_dict(weights, strict=False)
-        if absent := [name for name in absent if EXTRA_STATE not in name] or unknown:
-            raise KeyError(", ".join(absent))
+    _fill_weights(state, loaded, partial(_is_saved, state))
     if weights_only:
         state.optimizer.reload_model_params()
         return
@@ -180,6 +200,25 @@ def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) ->
     state.iteration, state.consumed_samples = loaded["iteration"], loaded["consumed_samples"]
     state.spikes.load_state_dict(loaded["spikes"])
     state.scheduler.step(state.iteration)
+
+
+def fill_base(state: TrainingState, loaded: dict[str, Any]) -> None:
+    """Fill the weights that do not belong to adapters with loaded values."""
+    with torch.no_grad():
+        _fill_weights(state, loaded, lambda name: not is_adapter(name))
+
+
+def _fill_weights(state: TrainingState, loaded: dict[str, Any], is_part: Callable[[str], bool]) -> None:
+    """Fill the weights that `is_part` chooses by their names. `loaded` must have all of them and no others."""
+    for index, chunk in enumerate(state.model):
+        module = unwrap_model(chunk)  # the bf16 wrapper would not report missing names
+        weights = {
+            name: checked_extra_state(value) if EXTRA_STATE in name else value
+            for name, value in loaded[_chunk_name(state, index)].items()
+        }
+        absent, unknown = module.load_state_dict(weights, strict=False)
+        if absent := [name for name in absent if is_part(name) and EXTRA_STATE not in name] or unknown:
+            raise KeyError(", ".join(absent))
 
 
 def _sliceable(state: TrainingState, sharding_type: str | None) -> list[DistributedOptimizer] | None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from trainer.contract.config import (
     BlendConfig,
+    LoraConfig,
     ModelConfig,
     OptimizerConfig,
     ParallelismConfig,
@@ -25,6 +26,7 @@ from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.model.pipeline import almost_even_layout
 from trainer.contract.problem import FilePlace, Problem
+from trainer.contract.resuming import base_model
 from trainer.contract.rules.engine import FORWARD, require
 
 PREFIX = "iter_"
@@ -115,7 +117,7 @@ def inference_config(
     num_replicas: int = 1,
     vocab_size: int | None = None,
 ) -> TrainerConfig:
-    """Configuration of the trained model in a different layout, without dropout and MTP layers.
+    """Configuration of the trained model in a different layout, with its adapters, without dropout and MTP layers.
 
     From the section `data`, it keeps only the keys about documents. Call `prepare_device` first.
 
@@ -151,6 +153,7 @@ def inference_config(
         training=training,
         optimizer=OptimizerConfig(lr=1.0, lr_warmup_iters=0),
         data=_documents(record),
+        lora=_adapters(found.path, record),
     )
     require(config, FORWARD)
     return resolve(config)
@@ -161,6 +164,13 @@ def _documents(record: Mapping[str, Any]) -> BlendConfig:
     names = ("reset_attention_mask", "reset_position_ids", "eod_mask_loss", "eod_id")
     recorded = record.get("data", {})
     return BlendConfig(mock=True, **{name: recorded[name] for name in names if name in recorded})
+
+
+def _adapters(path: Path, record: Mapping[str, Any]) -> LoraConfig:
+    if not base_model.has_adapters(record):
+        return LoraConfig()
+    where = f"{path / checkpoint_files.COMPLETE}: lora"
+    return from_dict(LoraConfig, record["lora"] | {"dropout": 0.0}, where)
 
 
 def _uneven_layout(num_layers: int, stages: int) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,19 +19,21 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer.checkpoint import state as contents
 from trainer.checkpoint.finding import MAX_PROBLEMS
-from trainer.checkpoint.foreign import read_model
+from trainer.checkpoint.foreign import read_foreign
 from trainer.checkpoint.loading_errors import raise_environment_fault
 from trainer.contract.code import code_loading, imports
 from trainer.contract.code.code_record import CodeRecord
-from trainer.contract.config import TrainerConfig
+from trainer.contract.config import ParallelismConfig, TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.checkpoint_files import COMPLETE, Checkpoint
 from trainer.contract.files.shared_files import require_own
+from trainer.contract.resuming import base_model
 from trainer.distributed.rendezvous import Ranks
 from trainer.faults.storage import at_rank_0
 from trainer.inference.checkpoint import inference_config
 from trainer.inference.model import Model
 from trainer.inference.start import open_groups
+from trainer.lora.adapter import is_adapter
 from trainer.model.build import build_chunks
 from trainer.model.core_config import HALF, transformer_config
 from trainer.model.kernels import Kernels
@@ -90,10 +92,14 @@ def load_part(found: Checkpoint, config: TrainerConfig, groups: ProcessGroupColl
     )
     [chunk] = build_chunks(config, core, groups, TORCH)
     chunk.to(HALF.get(config.training.precision, torch.float32))
+    base = found
+    if base_model.has_adapters(found.record):
+        base = at_rank_0(lambda: base_model.find(found.record or {}, None), found.path)
+        _load_weights(chunk, found, contents.sharding(groups, adapters=True), is_adapter)
     sharding = contents.sharding(groups)
-    if found.is_foreign:
-        sharding |= read_model(found.path)[1].content_metadata
-    _load_weights(chunk, found, sharding)
+    if base.is_foreign:
+        sharding |= read_foreign(base.path, ParallelismConfig(), weights_only=True).content_metadata
+    _load_weights(chunk, base, sharding, lambda name: not is_adapter(name))
     return Model(config, chunk, groups)
 
 
@@ -139,8 +145,12 @@ def _use_code(found: Checkpoint, config: TrainerConfig) -> None:
             )
 
 
-def _load_weights(chunk: GPTModel, found: Checkpoint, sharding: dict[str, Any]) -> None:
-    weights = {"model": chunk.sharded_state_dict(metadata=sharding)}
+def _load_weights(
+    chunk: GPTModel, found: Checkpoint, sharding: dict[str, Any], is_part: Callable[[str], bool]
+) -> None:
+    """Load the weights that `is_part` chooses by their names."""
+    sharded = chunk.sharded_state_dict(metadata=sharding)
+    weights = {"model": {name: tensor for name, tensor in sharded.items() if is_part(name)}}
     try:
         loaded, _, absent = dist_checkpointing.load(
             weights,
@@ -150,7 +160,7 @@ def _load_weights(chunk: GPTModel, found: Checkpoint, sharding: dict[str, Any]) 
         )
         missing = {name for name in absent if contents.EXTRA_STATE not in name}
         if not missing:
-            missing = _fill(chunk, loaded["model"])
+            missing = set(filter(is_part, _fill(chunk, loaded["model"])))
     # torch's CheckpointException does not derive from Exception.
     except (Exception, CheckpointException) as error:
         raise_environment_fault(error, found.path)

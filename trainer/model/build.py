@@ -19,6 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from trainer.contract.code import code_loading, imports
 from trainer.contract.config import ParallelismConfig, TrainerConfig
 from trainer.contract.optimizers import optimizer_of
+from trainer.lora import adapter
 from trainer.model import cuda_graphs, custom, experts, freezing, layers, multi_token
 from trainer.model.attention import parts_of
 from trainer.model.core_config import HALF, transformer_config
@@ -117,6 +118,8 @@ def _build_chunk(
     )
     if model.rope_scaling is not None:
         parts_of(model).scale_frequencies(chunk, model)
+    if config.lora.rank is not None:
+        adapter.attach(chunk, config, groups)
     experts.correct_ranks(chunk, etp=groups.expt_tp.size(), tp=groups.tp.size())
     custom.refuse_wrong_parts(chunk, separate_documents=config.data.separates_documents)
     if config.device == "cuda":

@@ -10,7 +10,7 @@ import torch
 from megatron.core.activations import squared_relu
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
+from trainer.contract.config import ModelConfig, TrainerConfig, TrainingConfig
 from trainer.contract.model.experts import MODEL_KEYS, expert_tensor_parallel_size, num_moe_layers
 from trainer.contract.model.pipeline import core_layout
 from trainer.model import experts
@@ -30,7 +30,7 @@ def transformer_config(config: TrainerConfig, kernels: Kernels) -> TransformerCo
         **attention.core_arguments(model, kernels),
         **core_attention.core_arguments(config, uses_engine=kernels.transformer_engine is not None),
         **(_multi_token(model) if model.mtp_num_layers is not None else {}),
-        **(_experts(model, config.parallelism, kernels) if model.num_moe_experts is not None else {}),
+        **(_experts(config, kernels) if model.num_moe_experts is not None else {}),
         **_layout(config),
         **_precision(config.training),
         **_recomputation(config.training),
@@ -65,10 +65,13 @@ def _multi_token(model: ModelConfig) -> dict[str, Any]:
     return {key: getattr(model, key) for key in ("mtp_num_layers", "mtp_loss_scaling_factor")}
 
 
-def _experts(model: ModelConfig, layout: ParallelismConfig, kernels: Kernels) -> dict[str, Any]:
+def _experts(config: TrainerConfig, kernels: Kernels) -> dict[str, Any]:
+    model, layout = config.model, config.parallelism
     has_dense_layers = num_moe_layers(model) < model.num_layers
     return {
         **{key: getattr(model, key) for key in ("num_moe_experts", *MODEL_KEYS)},
+        # Core updates the biases of the experts at the end of a backward pass. Those of a frozen router stay as is.
+        **({} if config.lora.rank is None else {"moe_router_bias_update_rate": 0.0}),
         # With a pattern, Core stores each layer under its own number instead of stacking all of them.
         "moe_layer_freq": list(model.moe_layer_freq or ()) if has_dense_layers else 1,
         "expert_model_parallel_size": layout.expert_model_parallel_size,

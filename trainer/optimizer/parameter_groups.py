@@ -28,12 +28,14 @@ def overrides(
     Biases and normalization weights have no weight decay in any group.
 
     Raises:
-        ConfigError: on all ranks, if a group matches no parameter on any rank.
+        ConfigError: on all ranks, if a group matches no parameter that is trained, on any rank.
     """
     chosen: dict[Multipliers, set[int]] = {}
     matched: set[int] = set()
     names: set[str] = set()
     for name, parameter in (pair for chunk in model for pair in global_names(chunk)):
+        if not parameter.requires_grad:
+            continue
         names.add(name)
         index = next((i for i, group in enumerate(groups) if fnmatchcase(name, group.match)), None)
         group = ParameterGroup(match="*") if index is None else groups[index]

@@ -12,7 +12,7 @@ import torch
 from tests.trainer.inference.models import build_chunk
 from tests.trainer.runs import DEEPSEEK_V3, GPT, LLAMA, MOE
 from tests.trainer.single_rank import resolved
-from trainer.contract.config.lora import LoraConfig
+from trainer.contract.config import LoraConfig
 from trainer.contract.model.adapters import LINEARS, adapter_parameter_count, linears, targets
 from trainer.lora.parts import join, split
 

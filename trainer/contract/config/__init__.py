@@ -17,6 +17,7 @@ from trainer.contract.config.document import (
     to_dict,
     typed_value,
 )
+from trainer.contract.config.lora import LoraConfig
 from trainer.contract.config.model import ModelConfig, RopeScaling
 from trainer.contract.config.optimizer import OptimizerConfig, ParameterGroup
 from trainer.contract.config.output import CheckpointConfig, LoggingConfig
@@ -47,6 +48,7 @@ __all__ = [
     "FilePath",
     "Fraction",
     "LoggingConfig",
+    "LoraConfig",
     "ModelConfig",
     "NamedPath",
     "NonNegative",

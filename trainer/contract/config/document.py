@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 
 from trainer.contract.config.answers import AnswersConfig
 from trainer.contract.config.data import BlendConfig
+from trainer.contract.config.lora import LoraConfig
 from trainer.contract.config.model import ModelConfig
 from trainer.contract.config.optimizer import OptimizerConfig
 from trainer.contract.config.output import CheckpointConfig, LoggingConfig
@@ -45,6 +46,7 @@ class TrainerConfig:
     training: TrainingConfig
     optimizer: OptimizerConfig
     data: BlendConfig
+    lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
     answers: AnswersConfig | None = None
@@ -100,6 +102,8 @@ def fingerprint(config: TrainerConfig) -> str:
     values = _non_defaults(config)
     for name in WITHOUT_EFFECT:
         values.pop(name, None)
+    if not values["lora"]:  # the section did not exist in earlier versions
+        del values["lora"]
     text = json.dumps(values, sort_keys=True, default=dataclasses.asdict)
     return hashlib.sha256(text.encode()).hexdigest()
 

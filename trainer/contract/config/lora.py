@@ -21,9 +21,3 @@ class LoraConfig:
     target_modules: Fixed[tuple[str, ...] | None] = None
     """Linear layers with an adapter: linear_qkv, linear_proj, linear_fc1, linear_fc2, or shell patterns for complete
     names, such as `decoder.layers.0.*.linear_qkv` or `*.self_attention.*`. Default: all that the model has."""
-
-    @property
-    def scale(self) -> float:
-        """Factor of the adapters' output, alpha / rank."""
-        assert self.rank
-        return (self.rank if self.alpha is None else self.alpha) / self.rank

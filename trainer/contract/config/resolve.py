@@ -12,6 +12,7 @@ from trainer.contract.attention import attention_of
 from trainer.contract.config import (
     BlendConfig,
     CheckpointConfig,
+    LoraConfig,
     ModelConfig,
     OptimizerConfig,
     ParallelismConfig,
@@ -19,6 +20,7 @@ from trainer.contract.config import (
     TrainerConfig,
     TrainingConfig,
 )
+from trainer.contract.model.adapters import LINEARS, linears
 from trainer.contract.model.batch_size import steps_within
 from trainer.contract.model.experts import default_width, expert_tensor_parallel_size
 
@@ -43,6 +45,7 @@ def resolve(config: TrainerConfig) -> TrainerConfig:
         parallelism=resolve_parallelism(config.parallelism, config.model),
         optimizer=resolve_optimizer(config.optimizer, config.training, seq_length=config.model.seq_length),
         data=resolve_data(config.data, model),
+        lora=resolve_lora(config.lora, model),
         checkpoint=resolve_checkpoint(config.checkpoint),
     )
 
@@ -122,6 +125,18 @@ def resolve_data(data: BlendConfig, model: ModelConfig) -> BlendConfig:
     if not (data.mock and data.needs_eod and data.eod_id is None and model.padded_vocab_size):
         return data
     return dataclasses.replace(data, eod_id=model.padded_vocab_size - 1)
+
+
+def resolve_lora(lora: LoraConfig, model: ModelConfig) -> LoraConfig:
+    """`lora` with the scale, and the kinds of linear layers of the resolved `model`, if there are adapters."""
+    if lora.rank is None:
+        return lora
+    kinds = {linear.kind for linear in linears(model)}
+    return dataclasses.replace(
+        lora,
+        alpha=float(lora.rank) if lora.alpha is None else lora.alpha,
+        target_modules=lora.target_modules or tuple(kind for kind in LINEARS if kind in kinds),
+    )
 
 
 def resolve_checkpoint(checkpoint: CheckpointConfig) -> CheckpointConfig:

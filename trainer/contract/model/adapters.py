@@ -11,8 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from trainer.contract.attention import attention_of
-from trainer.contract.config import ModelConfig
-from trainer.contract.config.lora import LoraConfig
+from trainer.contract.config import LoraConfig, ModelConfig
 from trainer.contract.model.experts import moe_layer_pattern
 
 LINEARS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
@@ -42,6 +41,14 @@ class Linear(NamedTuple):
     def parameter_count(self, rank: int) -> int:
         """Number of parameters of the adapters of this rank, over all experts."""
         return (self.num_experts or 1) * sum(rank * (part.inputs + part.outputs) for part in self.parts)
+
+    @property
+    def module_names(self) -> list[str]:
+        """Names of the modules in the complete model: one, or one for each expert."""
+        if self.num_experts is None:
+            return [self.name]
+        layer, _, kind = self.name.rpartition(".")
+        return [f"{layer}.local_experts.{expert}.{kind}" for expert in range(self.num_experts)]
 
     @property
     def kind(self) -> str:
@@ -93,6 +100,17 @@ def adapter_parameter_count(lora: LoraConfig, model: ModelConfig) -> int:
     if lora.rank is None:
         return 0
     return sum(linear.parameter_count(lora.rank) for linear in targets(lora, model))
+
+
+def adapter_parameter_names(lora: LoraConfig, model: ModelConfig) -> list[str]:
+    """Names of the parameters of all adapters of the resolved `model`, as trainer/lora/adapter.py makes them."""
+    return [
+        f"{name}.adapter.{part.name}.{matrix}"
+        for linear in targets(lora, model)
+        for name in linear.module_names
+        for part in linear.parts
+        for matrix in ("lora_A", "lora_B")
+    ]
 
 
 def _of_attention(model: ModelConfig, prefix: str) -> Iterator[Linear]:

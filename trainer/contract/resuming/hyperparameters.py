@@ -15,6 +15,7 @@ from typing import Any
 
 from trainer.contract.config import (
     BlendConfig,
+    LoraConfig,
     ModelConfig,
     OptimizerConfig,
     TrainerConfig,
@@ -25,6 +26,7 @@ from trainer.contract.config.resume import Resume, resume_words
 from trainer.contract.errors import TrainerError
 from trainer.contract.model.batch_size import covering
 from trainer.contract.problem import Problem
+from trainer.contract.resuming import base_model
 from trainer.contract.resuming.change import Change, show
 from trainer.contract.resuming.confirmations import SEPARATOR, Confirmations
 from trainer.contract.spelling import did_you_mean
@@ -35,6 +37,7 @@ SECTIONS: dict[str, type] = {
     "training": TrainingConfig,
     "optimizer": OptimizerConfig,
     "data": BlendConfig,
+    "lora": LoraConfig,
 }
 """Sections that a checkpoint records."""
 
@@ -63,6 +66,9 @@ NAMES = tuple(
     if (name := f"{section}.{field.name}") not in WORDS
 )
 """Hyperparameters: the keys that `checkpoint.changed` may name."""
+
+LATER_SECTIONS = frozenset({"lora"})
+"""Sections that earlier versions did not have. A record without one has its defaults."""
 
 NOT_IN_OLDER_RECORDS = frozenset({"data.eod_id"})
 """Keys that are not compared with a record that lacks them, instead of with their defaults.
@@ -103,6 +109,8 @@ def check_changes(
         TrainerError: a shape differs, or a hyperparameter that is not named. Lists all of them.
     """
     misfits, differing = compare(saved, config, weights_only=weights_only)
+    if misfits and all(change.name.startswith("lora.") for change in misfits):
+        raise TrainerError(f"the checkpoint has other adapters: {_list(misfits)}")
     if misfits:
         raise TrainerError(f"the checkpoint belongs to another model: {_list(misfits)}")
     if weights_only:
@@ -225,6 +233,8 @@ def compare(
     have MTP layers that the model lacks.
     """
     differing, fixed = list(differences(saved, config)), _fixed(config)
+    if config.lora.rank is not None and not base_model.has_adapters(saved):  # then the adapters are new
+        differing = [change for change in differing if not change.name.startswith("lora.")]
     if weights_only:
         differing = [change for change in differing if not _drops_mtp(change)]
     misfits = [change for change in differing if change.name in fixed]
@@ -238,8 +248,8 @@ def differences(saved: Mapping[str, Mapping[str, Any]], config: TrainerConfig) -
     version has are not compared, and neither are missing sections.
     """
     for section, keys in sections(config).items():
-        saved_keys = saved.get(section)
-        if saved_keys:
+        saved_keys = saved.get(section) or {}
+        if saved_keys or section in LATER_SECTIONS:
             before = {**_in_older_records(section, saved_keys, config), **saved_keys}
             for key, value in keys.items():
                 if key in before and before[key] != value:

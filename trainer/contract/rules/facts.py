@@ -14,6 +14,7 @@ from trainer.contract.config import (
     BlendConfig,
     CheckpointConfig,
     LoggingConfig,
+    LoraConfig,
     ModelConfig,
     OptimizerConfig,
     ParallelismConfig,
@@ -58,6 +59,7 @@ class Facts:
     optimizer: OptimizerConfig
     data: BlendConfig
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
     answers: AnswersSettings = dataclasses.field(default_factory=AnswersSettings)
     evaluation: EvaluationSettings = dataclasses.field(default_factory=EvaluationSettings)

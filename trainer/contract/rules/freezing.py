@@ -17,8 +17,8 @@ _EXPERT = re.compile(r"(.*\.experts\.)(?:local_experts\.\d+\.)?(linear_fc[12])\.
 
 def frozen_patterns_match(facts: Facts) -> Iterator[Problem]:
     """Each pattern matches a parameter, and some parameters are trained (trainer/model/freezing.py)."""
-    patterns, variants = facts.training.freeze, name_variants(facts)
-    if not patterns or not variants:
+    patterns = facts.training.freeze
+    if not patterns or facts.lora.rank is not None or not (variants := name_variants(facts)):
         return
     missed = [
         pattern

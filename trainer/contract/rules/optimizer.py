@@ -41,20 +41,23 @@ def rate_is_usual(facts: Facts) -> Iterator[Problem]:
 
 
 def groups_match_parameters(facts: Facts) -> Iterator[Problem]:
-    """Each group matches a parameter that no earlier group matches (trainer/optimizer/parameter_groups.py)."""
-    groups, variants = facts.optimizer.parameter_groups, name_variants(facts)
-    if not groups or not variants:
+    """Each group matches a trained parameter that no earlier group matches (trainer/optimizer/parameter_groups.py)."""
+    groups = facts.optimizer.parameter_groups
+    if not groups or not (
+        variants := name_variants(facts)
+    ):  # of absurd models, the names would fill the memory
         return
     matched = {
         next((i for i, group in enumerate(groups) if fnmatchcase(name, group.match)), None)
         for names in variants
         for name in names
+        if not any(fnmatchcase(name, pattern) for pattern in facts.training.freeze)
     }
     missed = [group.match for index, group in enumerate(groups) if index not in matched]
     if missed:
         yield Problem(
             path="optimizer.parameter_groups",
-            reason=f"contains {', '.join(map(repr, missed))}, which matches no parameter outside earlier "
+            reason=f"contains {', '.join(map(repr, missed))}, which matches no trained parameter outside earlier "
             f"groups. {listed(variants[-1])}",
         )
 

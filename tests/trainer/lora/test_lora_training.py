@@ -1,0 +1,135 @@
+"""Training of adapters: at every layout, with a frozen base model, resumed and started from other checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from tests.trainer.runs import LLAMA, Run, finished, gpt_config, run
+from tests.trainer.tensors import load_all
+from trainer.contract.files.checkpoint_files import read_record, record_text
+
+pytestmark = pytest.mark.process
+
+TP2 = {"tensor_model_parallel_size": 2}
+PP2 = {"pipeline_model_parallel_size": 2}
+SP = {"sequence_parallel": True}
+
+
+def lora_config(
+    corpus: str, run_dir: Path, base: Run, model: dict[str, Any] = LLAMA, **lora: Any
+) -> dict[str, Any]:
+    """Six steps of adapters of the model in the run `base`."""
+    config = gpt_config(corpus, run_dir, model)
+    config["lora"] = {"rank": 4, "alpha": 8.0, **lora}
+    config["checkpoint"] = {"load": str(base.checkpoints), "finetune": True}
+    return config
+
+
+@pytest.fixture(scope="module")
+def single_lora(corpus: str, single_llama: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """An uninterrupted run of one process."""
+    config = lora_config(corpus, tmp_path_factory.mktemp("lora"), single_llama)
+    config["checkpoint"]["save_interval"] = 3
+    return finished(config)
+
+
+@pytest.mark.parametrize(
+    ("layout", "world_size"),
+    [
+        pytest.param(TP2 | PP2 | SP, 4, id="TP2xPP2+SP"),
+        pytest.param(TP2, 2, id="TP2"),
+        pytest.param({"context_parallel_size": 2}, 2, id="CP2"),
+        pytest.param({"overlap_grad_reduce": True, "overlap_param_gather": True}, 2, id="DP2"),
+        pytest.param(PP2 | {"virtual_pipeline_model_parallel_size": 2}, 2, id="VPP2"),
+    ],
+)
+def test_adapters_train_alike_at_every_layout(
+    layout: dict[str, Any], world_size: int, corpus: str, single_llama: Run, single_lora: Run, tmp_path: Path
+) -> None:
+    config = lora_config(corpus, tmp_path, single_llama)
+    config |= {"parallelism": layout, "world_size": world_size}
+    if world_size == 4:
+        config["training"]["micro_batch_size"] = 1
+    ended = run(config)
+    assert set(ended.statuses) == {0}, ended.log
+    print(ended.steps)
+    numpy.testing.assert_allclose(ended.steps, single_lora.steps, rtol=0, atol=1e-5)
+
+
+def test_a_resume_at_another_layout_continues_exactly(
+    corpus: str, single_llama: Run, single_lora: Run, tmp_path: Path
+) -> None:
+    """The adapters and their moments come from the checkpoint, and the other weights from the base model."""
+    checkpoints = tmp_path / "checkpoints"
+    shutil.copytree(single_lora.checkpoints / "iter_0000003", checkpoints / "iter_0000003")
+    config = lora_config(corpus, tmp_path, single_llama)
+    config |= {"parallelism": TP2 | SP, "world_size": 2}
+    config["training"] |= {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    }
+    resumed = finished(config)
+    assert [step[0] for step in resumed.steps] == [4, 5, 6]
+    numpy.testing.assert_allclose(resumed.steps, single_lora.steps[3:], rtol=0, atol=1e-5)
+    (checkpoints / "iter_0000006").rename(tmp_path / "away")
+    record = json.loads((checkpoints / "iter_0000003/COMPLETE").read_text())
+    assert record["origins"]["base"]["path"] == str(single_llama.checkpoints / "iter_0000006")
+    names = load_all(tmp_path / "away").keys()
+    assert "decoder.layers.3.self_attention.linear_qkv.adapter.k.lora_B" in names
+    assert not [name for name in names if "adapter" not in name]
+
+
+def test_adapters_of_another_run_are_continued_or_started_from(
+    corpus: str, single_llama: Run, single_lora: Run, tmp_path: Path
+) -> None:
+    config = lora_config(corpus, tmp_path / "continued", single_llama)
+    config["checkpoint"] = {"load": str(single_lora.checkpoints / "iter_0000003")}
+    assert finished(config).steps == single_lora.steps[3:]
+    config["run_dir"] = str(tmp_path / "started")
+    config["checkpoint"]["finetune"] = True
+    started = finished(config)
+    assert started.steps[0][0] == 1
+    assert started.steps[0][1] < single_lora.steps[0][1]
+
+
+@pytest.mark.parametrize("change", ["other base", "no adapters", "no finetune", "other rank"])
+def test_what_does_not_fit_is_refused(
+    change: str, corpus: str, single_llama: Run, single_lora: Run, tmp_path: Path
+) -> None:
+    config = lora_config(corpus, tmp_path, single_llama)
+    match change:
+        case "other base":
+            base = tmp_path / "moved"
+            shutil.copytree(single_lora.checkpoints / "iter_0000003", tmp_path / "checkpoints/iter_0000003")
+            rewrite_base(tmp_path / "checkpoints/iter_0000003", str(base / "iter_0000006"))
+            config["checkpoint"] |= {"load": str(single_lora.checkpoints / "iter_0000003")}
+            expected = f"trained on {base}/iter_0000006 (SHA-256"
+        case "no adapters":
+            del config["lora"]
+            config["checkpoint"]["load"] = str(single_lora.checkpoints)
+            expected = "lora.rank is null, but"
+        case "no finetune":
+            config["checkpoint"]["finetune"] = False
+            expected = "checkpoint.finetune is false, but"
+        case _:
+            config["lora"]["rank"] = 8
+            config["checkpoint"]["load"] = str(single_lora.checkpoints)
+            expected = "the checkpoint has other adapters: lora.rank"
+    ended = run(config)
+    assert ended.statuses == (2,), ended.log
+    assert expected in ended.log
+    assert "Traceback" not in ended.log
+
+
+def rewrite_base(checkpoint: Path, path: str) -> None:
+    """Let the record name another path of the base model."""
+    record = read_record(checkpoint)
+    record["origins"]["base"]["path"] = path
+    (checkpoint / "COMPLETE").write_text(record_text(record))

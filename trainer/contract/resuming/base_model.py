@@ -1,0 +1,116 @@
+"""The model that adapters belong to. Checkpoints of a LoRA run contain only adapters, and record their base model.
+
+A LoRA run starts from the checkpoint of a complete model, or from adapters. Either way, the weights of the base model
+come from its own checkpoint. Adapters are useless with other weights, so a base model that has changed is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.contract.code.code_record import SHA256_DIGITS
+from trainer.contract.config import LoraConfig
+from trainer.contract.errors import TrainerError
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.checkpoint_files import METADATA, Checkpoint
+from trainer.contract.files.regular_file import read_bytes
+from trainer.contract.problem import Problem
+
+ORIGIN = "base"
+"""Key of the base model in the `origins` of a checkpoint's record."""
+
+TENSOR_INDEX = ".metadata"
+"""File of a checkpoint that lists its tensors, with their places in the other files."""
+
+
+def has_adapters(record: Mapping[str, Any] | None) -> bool:
+    """True if a checkpoint with this record contains adapters and no other weights."""
+    return bool(record) and ((record or {}).get("lora") or {}).get("rank") is not None
+
+
+def rank_of(record: Mapping[str, Any]) -> int:
+    """Rank of the adapters in a checkpoint that has some."""
+    rank: int = record["lora"]["rank"]
+    return rank
+
+
+def mismatch(
+    path: Path, record: Mapping[str, Any] | None, lora: LoraConfig, *, weights_only: bool
+) -> Problem | None:
+    """Why a run with the section `lora` cannot start from the checkpoint at `path`; None if it can.
+
+    `record` is None for a checkpoint of Megatron-LM, which contains a complete model.
+    """
+    if has_adapters(record):
+        assert record
+        if lora.rank is None:
+            reason = f"is null, but {path} contains only LoRA adapters of rank {rank_of(record)}, of {_named(record)}"
+            hint = f"set it to {rank_of(record)} to train them, or name the checkpoint of a complete model"
+            return Problem("lora.rank", reason, hint)
+        return None
+    if lora.rank is not None and not weights_only:
+        reason = f"is false, but {path} contains a complete model, for which adapters can only be started"
+        hint = "set it to true; to continue all weights without adapters, remove lora"
+        return Problem("checkpoint.finetune", reason, hint)
+    return None
+
+
+def entry(base: Checkpoint) -> dict[str, str]:
+    """The base model as an origin in the records of its adapters.
+
+    Raises:
+        OSError: its files cannot be read.
+    """
+    return {"path": str(base.path), "sha256": identity(base)}
+
+
+def identity(base: Checkpoint) -> str:
+    """SHA-256 of the names, sizes and hashes of a checkpoint's files. Of a checkpoint of Megatron-LM, only the list of
+    its tensors is read, with the sizes of its other files.
+
+    Raises:
+        OSError: its files cannot be read.
+    """
+    if base.record is not None:
+        files = base.record["files"]
+    else:
+        sizes = {path.name: path.stat().st_size for path in base.path.iterdir() if path.is_file()}
+        files = {
+            name: {"bytes": sizes[name]} for name in sizes if name.endswith(".distcp") or name == METADATA
+        }
+        index = read_bytes(base.path / TENSOR_INDEX)
+        files[TENSOR_INDEX] = {"sha256": hashlib.sha256(index).hexdigest()}
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def find(record: Mapping[str, Any], load: str | None) -> Checkpoint:
+    """The base model of the adapters with this `record`: where they were trained or, if it was moved, in `load`.
+
+    Raises:
+        TrainerError: it is missing or has changed.
+        OSError: its files cannot be read.
+    """
+    saved = (record.get("origins") or {}).get(ORIGIN) or {}
+    path, sha256 = Path(str(saved.get("path"))), saved.get("sha256")
+    candidates = [path, *(checkpoint_files.paths_to_load(Path(load)) if load else ())]
+    present = [
+        each for each in candidates if checkpoint_files.iteration_of(each) is not None and each.is_dir()
+    ]
+    for candidate in present:
+        checkpoint = checkpoint_files.describe(candidate)
+        is_complete = checkpoint.is_complete or checkpoint.is_foreign
+        if is_complete and not has_adapters(checkpoint.record) and identity(checkpoint) == sha256:
+            return checkpoint
+    state = "has changed since" if path in present else "is missing"
+    raise TrainerError(
+        f"the adapters were trained on {path} (SHA-256 {str(sha256)[:SHA256_DIGITS]}), which {state}. Restore it, or "
+        "set checkpoint.load to the directory to which it was moved"
+    )
+
+
+def _named(record: Mapping[str, Any]) -> str:
+    return str(((record.get("origins") or {}).get(ORIGIN) or {}).get("path", "an unknown model"))
