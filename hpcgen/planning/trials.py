@@ -35,7 +35,7 @@ UNUSED = {
 }
 """Keys on which neither the time of a step nor its memory depends."""
 
-OF_DATA = ("reset_attention_mask", "reset_position_ids", "eod_mask_loss", "num_workers")
+OF_DATA = ("sft", "reset_attention_mask", "reset_position_ids", "eod_mask_loss", "num_workers")
 """Keys of the section `data` on which the time of a step depends."""
 
 

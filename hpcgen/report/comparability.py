@@ -27,7 +27,7 @@ def validation_facts(config: Mapping[str, Any]) -> Facts:
     facts = {f"data.{source}": _pairs(data[source]), "model.seq_length": model.get("seq_length")}
     if source == "datasets":
         facts["data.split"] = data.get("split")
-    for key in ("reset_attention_mask", "eod_mask_loss"):
+    for key in ("reset_attention_mask", "eod_mask_loss", "sft"):
         facts[f"data.{key}"] = bool(data.get(key))
     return facts
 

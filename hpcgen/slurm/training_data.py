@@ -6,7 +6,7 @@ Only complete pairs on this machine are checked, and only if the extra `data` is
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,9 @@ from hpcgen.planning.paths import trainer_data
 from hpcgen.run_plan.plan import Plan
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
+from trainer.contract.files.loss_mask import has_mask, mask_path, size_problem
 from trainer.contract.rules.data import split_weights
+from trainer.contract.validation import config_of_split
 
 if TYPE_CHECKING:
     from hpcgen.data.pair import Pair
@@ -28,7 +30,8 @@ _CHECKED_DOCUMENTS = 100
 
 
 def check_training_data(plan: Plan) -> None:
-    """Refuses pairs whose documents do not end as the run requires, and a split that leaves a set without documents.
+    """Refuses pairs of chats that the run would read as texts or the reverse, pairs whose documents do not end as it
+    requires, and a split that leaves a set without documents.
 
     Raises:
         ConfigErrors: there are such pairs, or the split does.
@@ -45,7 +48,14 @@ def check_training_data(plan: Plan) -> None:
     ends = (_end_problem(trainer, pair) for pair in (*pairs, *texts) if trainer.data.needs_eod)
     first = next(filter(None, ends), None)
     documents = [len(pair.lengths) for pair in pairs]
-    _refuse(plan, [*([first] if first else []), *(_split_problems(trainer, documents) if pairs else [])])
+    _refuse(
+        plan,
+        [
+            *_mask_problems(trainer, read),
+            *([first] if first else []),
+            *(_split_problems(trainer, documents) if pairs else []),
+        ],
+    )
 
 
 def check_tokenizers(plan: Plan) -> None:
@@ -160,6 +170,46 @@ def empty_split(split: str, documents: Sequence[int], evaluates: bool) -> str | 
         if is_read and not any(round(end * count) > round(first * count) for count in documents):
             return name
     return None
+
+
+def _mask_problems(trainer: TrainerConfig, read: Collection[str]) -> Iterator[Problem]:
+    """Yields a problem for each pair with a loss mask in a run on texts, or without a valid one in a run on chats.
+
+    Only pairs of the files `read` are checked.
+    """
+    chats = {
+        f"validation[{index}].datasets": config_of_split(trainer, each.split).data.sft
+        for index, each in enumerate(trainer.data.validation)
+    }
+    for field, blend in trainer.data.blends.items():
+        sft = chats.get(field, trainer.data.sft)
+        for number, dataset in enumerate(blend):
+            if f"{dataset.prefix}.idx" in read and _is_complete(dataset.prefix):
+                path = f"data.{field}[{number}].prefix"
+                yield from _mask_problem(
+                    path, dataset.prefix, sft, "data.sft" if field not in chats else "sft"
+                )
+
+
+def _mask_problem(path: str, prefix: str, sft: bool, key: str) -> Iterator[Problem]:
+    if not sft and has_mask(prefix):
+        reason = f"has a loss mask, {mask_path(prefix)}, so its documents are chats, but {key} is false"
+        yield Problem(
+            path,
+            reason,
+            f"set {key}: true to learn the answers of the chats, or name a pair of texts",
+            about=(key,),
+        )
+    elif sft and not has_mask(prefix):
+        reason = f"has no loss mask, {mask_path(prefix)}, so its documents are no chats, but {key} is true"
+        hint = f"remove {key} to learn every token, or make the pair from chats (data.corpus.chat)"
+        yield Problem(path, reason, hint, about=(key,))
+    elif sft:
+        for pair in _open_pairs([prefix]):
+            if problem := size_problem(prefix, int(pair.lengths.sum(dtype="int64"))):
+                yield Problem(
+                    path, f"has a loss mask, {mask_path(prefix)}, which {problem.reason}", problem.hint
+                )
 
 
 def _end_problem(trainer: TrainerConfig, pair: Pair) -> Problem | None:

@@ -199,3 +199,31 @@ def test_a_checkpoint_is_not_exported_with_another_tokenizer(workplace: Path) ->
     assert found.status == 2
     assert f"was trained with {workplace}/own, which was made with another tokenizer: its" in found.stderr
     assert not (workplace / "out").exists()
+
+
+def test_chats_and_texts_are_not_confused(workplace: Path) -> None:
+    """A named validation set may have the other kind."""
+    for name in ("text", "chats", "truncated"):
+        pairs.write(workplace / name, [[1, 2, 3]] * 50)
+    (workplace / "chats.mask").write_bytes(b"\0\1\1" * 50)
+    (workplace / "truncated.mask").write_bytes(b"\0\1\1" * 49)
+    for words in TRAINING:
+        run_file(workplace, datasets=[{"prefix": "text"}, {"prefix": "chats"}])
+        found = ended(*words)
+        assert found.status == 2
+        assert (
+            f"data.datasets[1].prefix = chats has a loss mask, {workplace}/chats.mask, so its documents are chats, but "
+            "data.sft is false; set data.sft: true"
+        ) in found.stderr
+        run_file(workplace, datasets=[{"prefix": "text"}, {"prefix": "truncated"}], sft=True)
+        found = ended(*words)
+        assert found.status == 2
+        assert (
+            f"data.datasets[0].prefix = text has no loss mask, {workplace}/text.mask, so its" in found.stderr
+        )
+        assert f"{workplace}/truncated.mask, which has 147 bytes, but the pair has 150 tokens" in found.stderr
+    texts = {"name": "text", "datasets": [{"prefix": "text"}]}
+    run_file(workplace, datasets=[{"prefix": "chats"}], sft=True, validation=[texts])
+    assert "data.validation[0].datasets[0].prefix = text has no loss mask" in ended("validate").stderr
+    run_file(workplace, datasets=[{"prefix": "chats"}], sft=True, validation=[texts | {"sft": False}])
+    assert ended("validate").status == 0

@@ -13,6 +13,7 @@ NAMED = ValidationSet(name="wiki", datasets=(OTHER,))
 ON_PAIRS = {"data__mock": False, "data__datasets": (Dataset(prefix="corpus"),)}
 CORPUS, WEIGHED = Dataset(prefix="corpus"), Dataset(prefix="weighed", weight=0.5)
 
+CHAT_SET = ValidationSet(name="chats", datasets=(WEIGHED,), sft=True)
 CHATS = {"data__mock": False, "data__datasets": (CORPUS,), "data__sft": True}
 
 REFUSED = {
@@ -83,6 +84,11 @@ REFUSED = {
         CHATS | {"training__transformer_impl": "torch"},
         "data.sft",
         data.documents_need_transformer_engine_on_gpus,
+    ),
+    "a validation set of chats in a run on texts": (
+        {"data__mock": False, "data__datasets": (CORPUS,), "data__validation": (CHAT_SET,)},
+        "data.validation[0].sft",
+        chats.validation_sets_of_chats_are_separate,
     ),
     "chats with experts that predict": (
         CHATS

@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from tests.trainer.chat_pairs import Chat, chat_config, random_chats, write_chats
 from tests.trainer.document_runs import CP2, PP2, TP2_SP
 from tests.trainer.inference.models import ONE
-from tests.trainer.runs import GPT, LLAMA, Run, finished, run
+from tests.trainer.runs import GPT, LLAMA, Run, finished, run, write_corpus
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
 from trainer.contract.config.resolve import resolve
@@ -34,6 +34,7 @@ from trainer.model.core_config import transformer_config
 from trainer.model.experts import Router
 from trainer.model.initialization import initialize_by_name
 from trainer.model.multi_token import PredictingModel
+from trainer.trials.samples import RandomSamples
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
 
@@ -182,6 +183,16 @@ def test_pairs_that_do_not_fit_the_run_are_refused(tmp_path: Path) -> None:
     assert f"{mask} has the value 2" in refusal(config)
     mask.unlink()
     assert "has no loss mask" in refusal(config)
+
+
+def test_a_trial_of_a_run_on_chats_needs_no_chats(tmp_path: Path) -> None:
+    config = resolve(
+        configuration.from_dict(TrainerConfig, chat_config("/none", tmp_path, sft_packing=False), "test")
+    )
+    packed = loader._packed([RandomSamples(config, 1000)[number] for number in range(2)], config.data, None)
+    assert packed.boundaries is not None
+    assert packed.boundaries.tolist() == [0, LENGTH, 2 * LENGTH]
+    assert packed.padding == (0, 0)
 
 
 # Losses and gradients of one rank
@@ -453,3 +464,29 @@ def test_a_resume_with_other_samples_or_another_mask_is_refused(prefix: str, tmp
     refused = run(config)
     assert refused.statuses == (2,)
     assert f"data.train: {own}." in refused.log
+
+
+@pytest.mark.process
+def test_a_run_on_chats_evaluates_texts_too(prefix: str, tmp_path: Path) -> None:
+    """The loss of texts is over all of their tokens, in samples that are cut from a stream of documents."""
+    texts = write_corpus(tmp_path / "texts", 40)
+    sets = [
+        {"name": "chats", "datasets": [{"prefix": prefix}]},
+        {"name": "texts", "datasets": [{"prefix": texts}]},
+    ]
+    config = chat_config(write_chats(tmp_path / "chats", random_chats(20, seed=1)), tmp_path / "both")
+    config["training"] |= {"train_iters": 2, "eval_iters": 1}
+    config["data"]["validation"] = [sets[0], sets[1] | {"sft": False}]
+    both = finished(config)
+    weights = {"checkpoint": {"load": str(tmp_path / "both/checkpoints"), "finetune": True}}
+    alone = (
+        config
+        | weights
+        | {"run_dir": str(tmp_path / "alone"), "data": {"train": [{"prefix": texts}], "num_workers": 0}}
+    )
+    alone["data"]["validation"] = [sets[1] | {"datasets": [{"prefix": write_corpus(tmp_path / "same", 40)}]}]
+    alone["optimizer"] = config["optimizer"] | {"lr": 1e-30}
+    [chats, text] = (event for event in both.events if event["event"] == "evaluation")
+    [of_text] = (event for event in finished(alone).events if event["event"] == "evaluation")
+    assert (chats["split"], text["split"]) == ("valid/chats", "valid/texts")
+    assert text["loss"] == pytest.approx(of_text["loss"], rel=1e-6)

@@ -179,7 +179,7 @@ def test_samples_of_which_no_token_counts_have_no_loss(short_documents: str, tmp
     config["training"] |= {"train_iters": 2, "eval_iters": 1}
     done = finished(config)
     assert done.evaluations == []
-    assert "iteration 2: no valid loss, because data.eod_mask_loss masks every token" in done.log
+    assert "iteration 2: no valid loss, because the loss mask is 0 for every token" in done.log
     assert "nan" not in done.log.lower()
 
 

@@ -195,3 +195,12 @@ def test_an_attention_that_ignores_boundaries_is_refused(place: str, chunk: torc
     custom.refuse_wrong_parts(chunk, separate_documents=False)
     with pytest.raises(TrainerError, match="Identity does not separate documents"):
         custom.refuse_wrong_parts(chunk, separate_documents=True)
+
+
+def test_without_boundaries_each_sample_is_one_document() -> None:
+    query, key, value = (torch.randn(16, 3, 2, 8) for _ in range(3))
+    alone: Any = Rank(0, 1)
+    found = packing.attend_packed(query, key, value, None, alone, attend_by_piece)
+    q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(found, expected.permute(2, 0, 1, 3).flatten(2))

@@ -11,8 +11,9 @@ def config_of_split(config: TrainerConfig, split: str) -> TrainerConfig:
     if not split.startswith(NAMED_SPLIT):
         return config
     [chosen] = (each for each in config.data.validation if each.split == split)
+    sft = config.data.sft if chosen.sft is None else chosen.sft
     data = replaced(
-        config.data,
+        config.data if sft == config.data.sft else _with_other_samples(config.data, sft),
         datasets=(),
         split=BlendConfig.split,
         train=(),
@@ -23,6 +24,13 @@ def config_of_split(config: TrainerConfig, split: str) -> TrainerConfig:
     )
     eval_iters = chosen.eval_iters or config.training.eval_iters
     return replaced(config, data=data, training=replaced(config.training, eval_iters=eval_iters))
+
+
+def _with_other_samples(data: BlendConfig, sft: bool) -> BlendConfig:
+    """`data` with chats in place of texts, or the reverse. The keys for the documents of texts are left out."""
+    return replaced(
+        data, sft=sft, reset_attention_mask=False, reset_position_ids=False, eod_mask_loss=False, eod_id=None
+    )
 
 
 def batches_per_evaluation(config: TrainerConfig) -> int:

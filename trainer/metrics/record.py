@@ -206,8 +206,9 @@ class Metrics:
         """
         if losses is None:
             self._log.line(
-                f"iteration {iteration}: no {split} loss, because data.eod_mask_loss masks every token of the first "
-                f"eval_iters = {training.eval_iters} batches. Check data.eod_id and the samples, or raise eval_iters"
+                f"iteration {iteration}: no {split} loss, because the loss mask is 0 for every token of the first "
+                f"eval_iters = {training.eval_iters} batches. With data.eod_mask_loss, check data.eod_id; or raise "
+                "eval_iters"
             )
             return
         samples = training.eval_iters * training.global_batch_size

@@ -12,7 +12,10 @@ from trainer.model.packing import Pieces, attend_packed
 
 
 class PackedAttention(TEDotProductAttention):
-    """Causal attention that takes the boundaries of documents in place of a mask (`trainer.data.documents`)."""
+    """Causal attention that takes the boundaries of documents in place of a mask (`trainer.data.documents`).
+
+    Without boundaries, each sample is one document.
+    """
 
     separates_documents = True
 
@@ -29,7 +32,7 @@ class PackedAttention(TEDotProductAttention):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        boundaries: torch.Tensor,
+        boundaries: torch.Tensor | None,
         *args: Any,
         **kwargs: Any,
     ) -> torch.Tensor:

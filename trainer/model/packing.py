@@ -56,12 +56,17 @@ def attend_packed(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    boundaries: torch.Tensor,
+    boundaries: torch.Tensor | None,
     cp_group: torch.distributed.ProcessGroup,
     attend: Attend,
 ) -> torch.Tensor:
-    """Pack the documents, attend, and unpack the result: query [s, b, n, d] -> [s, b, n*d]."""
+    """Pack the documents, attend, and unpack the result: query [s, b, n, d] -> [s, b, n*d].
+
+    Without `boundaries`, as in a validation set of texts, each sample is one document.
+    """
     length, samples = query.shape[:2]
+    if boundaries is None:
+        boundaries = torch.arange(samples + 1) * length * cp_group.size()
     pieces = find_pieces(tuple(boundaries.tolist()), samples, cp_group.rank(), cp_group.size(), query.device)
     packed = [_keys(x, pieces, cp_group) for x in (key, value)]
     context = attend(query.transpose(0, 1).flatten(0, 1), *packed, pieces)

@@ -31,6 +31,8 @@ class ValidationSet:
     """Blend of the set. All documents of its pairs are read, and none may be trained on."""
     eval_iters: Count | None = None
     """Number of global batches per evaluation of this set. Default: training.eval_iters."""
+    sft: bool | None = None
+    """The documents of this set are chats, of which only the answers count. Default: data.sft."""
 
     @property
     def split(self) -> str:

@@ -71,11 +71,25 @@ def predicting_layers_see_masks(facts: Facts) -> Iterator[Problem]:
         )
 
 
+def validation_sets_of_chats_are_separate(facts: Facts) -> Iterator[Problem]:
+    """A validation set of chats needs a model that separates documents (hpcgen's rule: its attention is built so)."""
+    for index, each in enumerate(facts.data.validation):
+        if each.sft and not facts.data.separates_documents:
+            yield Problem(
+                path=f"data.validation[{index}].sft",
+                reason="requires data.sft or data.reset_attention_mask, since the attention of a model that is trained "
+                "without them does not separate chats",
+                hint="remove the set, and evaluate a checkpoint on it instead",
+                about=("data.reset_attention_mask", "data.sft"),
+            )
+
+
 OF_SAMPLES: tuple[Rule, ...] = (
     chats_are_tokenized,
     chats_are_separate,
     packing_needs_chats,
     samples_hold_chats,
+    validation_sets_of_chats_are_separate,
 )
 """Rules for reading samples, which do not depend on the model."""
 
