@@ -155,7 +155,8 @@ class _Attempt:
         state = build_state(config, self.groups, log)
         if source is not None:
             watch.beat(Phase.LOAD)
-            checkpoint.load(source, state, self.groups)
+            tokens = config.model.vocab_size if config.checkpoint.resize_vocabulary else None
+            checkpoint.load(source, state, self.groups, tokens)
         log.line(_summary(config, self.groups, source, state))
         watch.beat(Phase.DATA, state.iteration)
         datasets, reading = _open_datasets(config, run, state, source, origins, log.line)

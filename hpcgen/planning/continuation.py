@@ -27,6 +27,7 @@ from trainer.contract.resuming.confirmations import Confirmations
 from trainer.contract.resuming.hyperparameters import (
     FIXED_BY_OPTIMIZER_STATE,
     FREE,
+    MORE_TOKENS,
     compare,
     differences,
 )
@@ -307,6 +308,9 @@ def _problems(
                 hint += f". To continue with it, increase training.train_iters and set checkpoint.changed: {listed}"
         elif change in misfits:
             hint = f"this is a different model: {back}, or use another {source.key}"
+            is_unset = source.weights_only and not trainer.checkpoint.resize_vocabulary
+            if is_unset and change.name == "model.padded_vocab_size":
+                hint += f". {MORE_TOKENS}"
         elif change.name in FIXED_BY_OPTIMIZER_STATE:
             hint = f"{back}, or load only the weights with checkpoint.load and checkpoint.finetune: true"
         else:

@@ -14,6 +14,11 @@ EVALUATION_TP = "evaluation__tensor_model_parallel_size"
 EVALUATION_PP = "evaluation__pipeline_model_parallel_size"
 
 REFUSED = {
+    "new tokens with the state of the optimizer": (
+        {"checkpoint__load": "/base", "checkpoint__resize_vocabulary": True},
+        "checkpoint.resize_vocabulary",
+        checkpoint.new_tokens_need_weights,
+    ),
     "checkpoints to keep that are not written": (
         {"checkpoint__keep_every": 250, "checkpoint__save_interval": 100},
         "checkpoint.keep_every",

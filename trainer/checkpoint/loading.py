@@ -21,11 +21,15 @@ from trainer.checkpoint.loading_errors import raise_environment_fault, scope_of
 from trainer.contract.config import ParallelismConfig
 from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.files.checkpoint_files import Checkpoint
+from trainer.model.vocabulary import add_tokens
 from trainer.step import TrainingState
 
 
-def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -> None:
-    """Load the state of all ranks from a checkpoint that was saved with any layout.
+def load(
+    source: Source, state: TrainingState, groups: ProcessGroupCollection, tokens: int | None = None
+) -> None:
+    """Load the state of all ranks from a checkpoint that was saved with any layout. `tokens` is the number of tokens of
+    a vocabulary that may be larger than the checkpoint's (checkpoint.resize_vocabulary).
 
     Learning rates, betas and weight decay come from the configuration, not from the checkpoint. An average of the
     weights that the checkpoint lacks begins with the loaded weights.
@@ -44,6 +48,12 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
     if source.foreign is not None:
         sharding |= source.foreign.content_metadata
     weights = contents.sharded_weights(state, sharding)
+    if source.weights_only and tokens is not None and source.sections["model"].get("vocab_size") is None:
+        raise TrainerError(
+            f"{source.path} does not say how many rows of its embedding are tokens, so checkpoint.resize_vocabulary "
+            "cannot find the new ones. Export it and import it again",
+            scope=Scope.ALL_RANKS,
+        )
     average = state.average if _has_average(source) else None
     optimizer = (
         {}
@@ -56,6 +66,8 @@ def load(source: Source, state: TrainingState, groups: ProcessGroupCollection) -
             loaded |= _position(source.foreign, state)
         if not absent:
             contents.fill(state, loaded, weights_only=source.weights_only)
+            if source.weights_only and tokens is not None:
+                _add_tokens(source, state, groups, tokens)
             if not source.weights_only:
                 state.consumed_tokens = source.consumed_tokens
             if any(
@@ -105,6 +117,12 @@ def _require_all(absent: set[str], path: Path) -> None:
             f"{path} belongs to another model: it has no {', '.join(sorted(absent)[:MAX_PROBLEMS])}",
             scope=Scope.ALL_RANKS,
         )
+
+
+def _add_tokens(source: Source, state: TrainingState, groups: ProcessGroupCollection, tokens: int) -> None:
+    """Fill the rows of new tokens, of which the run has `tokens` in all."""
+    add_tokens(state.model, groups, int(source.sections["model"]["vocab_size"]), tokens)
+    state.optimizer.reload_model_params()
 
 
 def _has_average(source: Source) -> bool:

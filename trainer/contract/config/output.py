@@ -18,6 +18,9 @@ class CheckpointConfig:
     directory in it. Default: start from random weights."""
     finetune: bool = False
     """Load only the weights from `load`. The iteration, optimizer state and data order start from the beginning."""
+    resize_vocabulary: bool = False
+    """With finetune: allow more tokens than `load` has. In the embedding and the output layer, the rows of new tokens
+    are the mean of the others, and all other tokens keep their IDs."""
     save_interval: Count | None = None
     """Optimizer steps between checkpoints. A checkpoint is always saved at the last step and when the job is asked to
     stop."""

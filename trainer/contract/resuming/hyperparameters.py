@@ -79,6 +79,11 @@ reset_position_ids and eod_mask_loss.
 
 _ITERATION = re.compile(r"[0-9]{1,15}")
 
+MORE_TOKENS = (
+    "If tokens were added to the tokenizer of the checkpoint, set checkpoint.resize_vocabulary: true"
+)
+"""Hint for weights of another vocabulary."""
+
 ANOTHER_RUN = "Use another paths.run_dir for another experiment"
 """Hint for the case that a finished run already uses the run directory."""
 
@@ -112,7 +117,10 @@ def check_changes(
     if misfits and all(change.name.startswith("lora.") for change in misfits):
         raise TrainerError(f"the checkpoint has other adapters: {_list(misfits)}")
     if misfits:
-        raise TrainerError(f"the checkpoint belongs to another model: {_list(misfits)}")
+        of_vocabulary = [change.name for change in misfits] == ["model.padded_vocab_size"]
+        is_unset = weights_only and not config.checkpoint.resize_vocabulary
+        hint = f". {MORE_TOKENS}" if is_unset and of_vocabulary else ""
+        raise TrainerError(f"the checkpoint belongs to another model: {_list(misfits)}{hint}")
     if weights_only:
         return ()
     if regrouped := [change for change in differing if change.name in FIXED_BY_OPTIMIZER_STATE]:
@@ -224,6 +232,14 @@ def _drops_mtp(change: Change) -> bool:
     return change.name == "model.mtp_num_layers" and change.after is None
 
 
+def _adds_tokens(change: Change, saved: Mapping[str, Mapping[str, Any]], config: TrainerConfig) -> bool:
+    """True if checkpoint.resize_vocabulary fills the rows of the vocabulary, which only grows."""
+    if change.name != "model.padded_vocab_size" or not config.checkpoint.resize_vocabulary:
+        return False
+    before, after = saved["model"].get("vocab_size"), config.model.vocab_size
+    return before is not None and after is not None and before <= after
+
+
 def compare(
     saved: Mapping[str, Mapping[str, Any]], config: TrainerConfig, *, weights_only: bool
 ) -> tuple[list[Change], list[Change]]:
@@ -236,7 +252,9 @@ def compare(
     if config.lora.rank is not None and not base_model.has_adapters(saved):  # then the adapters are new
         differing = [change for change in differing if not change.name.startswith("lora.")]
     if weights_only:
-        differing = [change for change in differing if not _drops_mtp(change)]
+        differing = [
+            change for change in differing if not (_drops_mtp(change) or _adds_tokens(change, saved, config))
+        ]
     misfits = [change for change in differing if change.name in fixed]
     return misfits, [] if weights_only else [change for change in differing if change.name not in fixed]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainer.contract.problem import Problem
+from trainer.contract.problem import Problem, Setting
 from trainer.contract.rules.facts import Facts, Rule, multiples, unread
 
 
@@ -45,6 +45,27 @@ def finetuning_needs_weights(facts: Facts) -> Iterator[Problem]:
         yield from unread(facts, ["checkpoint.finetune"], reason, advice, about=("checkpoint.load",))
 
 
+def new_tokens_need_weights(facts: Facts) -> Iterator[Problem]:
+    """resize_vocabulary needs finetune (hpcgen's rule: the optimizer has no state for new rows), and no adapters, whose
+    checkpoints do not have the new rows."""
+    if facts.checkpoint.resize_vocabulary and facts.lora.rank is not None:
+        yield Problem(
+            "checkpoint.resize_vocabulary",
+            "is not supported with lora.rank, which keeps the embedding of the base model",
+            candidates=[False],
+            about=("lora.rank",),
+        )
+    elif not facts.checkpoint.finetune:
+        reason = "adds rows to the weights of checkpoint.load, but checkpoint.finetune = false also loads the optimizer"
+        yield from unread(
+            facts,
+            ["checkpoint.resize_vocabulary"],
+            reason,
+            settings=(Setting("checkpoint.finetune", True),),
+            about=("checkpoint.finetune",),
+        )
+
+
 def changed_names_hyperparameters(facts: Facts) -> Iterator[Problem]:
     """changed lists hyperparameters by name (trainer/contract/resuming/hyperparameters.py)."""
     if not facts.checkpoint.changed:
@@ -57,6 +78,7 @@ def changed_names_hyperparameters(facts: Facts) -> Iterator[Problem]:
 RULES: tuple[Rule, ...] = (
     kept_checkpoints_are_written,
     finetuning_needs_weights,
+    new_tokens_need_weights,
     changed_names_hyperparameters,
 )
 
