@@ -17,11 +17,10 @@ from hpcgen.config.corpus import ChatConfig
 from hpcgen.config.tokenizer import TokenizerConfig, eod_token
 from hpcgen.data.chat_template import chat_template
 from hpcgen.data.jsonl import Block, Reject, Texts, UnreadableError, read_object
-from hpcgen.data.suffixes import PARQUET
 from hpcgen.data.tokenizer import Encode
 from hpcgen.errors import FilePlace, HpcgenError
 from trainer.chats.answers import Span, render_answers
-from trainer.chats.chat import Completion, read_chat, without_nulls
+from trainer.chats.chat import Completion, read_chat
 from trainer.chats.errors import BadChatError, ChatTemplateError
 from trainer.chats.template import ChatTemplate
 from trainer.contract.files.loss_mask import LEARNED
@@ -47,11 +46,9 @@ def chat_reader(chat: ChatConfig, tokenizer: TokenizerConfig) -> Callable[[Block
         if block.too_long is not None:
             return Texts([], np.empty(0, np.int64), [block.too_long], [])
         texts, answers, numbers, rejects = list[str](), list[list[Span]](), list[int](), list[Reject]()
-        is_table = block.path.suffix == PARQUET
         for number, line in _lines(block):
             try:
-                document = read_object(line)
-                text, spans = _rendered(template, end, without_nulls(document) if is_table else document)
+                text, spans = _rendered(template, end, read_object(line))
             except (BadChatError, UnreadableError) as error:
                 rejects.append(Reject(block.path, number, error.kind, error.reason, line))
             except ChatTemplateError as error:
@@ -103,8 +100,8 @@ def merged_reject(block: Block, number: int, text: str, border: int) -> Reject:
     """The reject of line `number`, a chat with an answer that does not begin or end between two tokens."""
     around = f"{text[max(0, border - _CONTEXT) : border]!r} and {text[border : border + _CONTEXT]!r}"
     reason = (
-        f"{MERGED}: the border is between {around}. A model would never be asked with such tokens. Remove the space at "
-        "the beginning of the answer, or change the chat template"
+        f"{MERGED}: the border is between {around}. A prompt never ends with such a token. Remove the space at the "
+        "beginning of the answer, or change the chat template"
     )
     return Reject(block.path, number, MERGED, reason, _line(block, number - block.first_line))
 

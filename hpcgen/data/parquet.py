@@ -26,6 +26,7 @@ from hpcgen.data.confined import confined, is_out_of_memory
 from hpcgen.data.jsonl import LONGEST_LINE, NOT_UTF8, TOO_LONG, Reject, Texts
 from hpcgen.errors import HpcgenError
 from hpcgen.text import few
+from trainer.chats.chat import MESSAGES, without_nulls
 
 if TYPE_CHECKING:
     from hpcgen.data.hashed_files import CheckedFile
@@ -126,6 +127,17 @@ def read_rows(path: Path, source: CheckedFile, column: str) -> Iterator[Rows]:
         yield rows
         line += rows.num_lines
     _hash_to(source, source.size)
+
+
+def chat_lines(path: Path, source: CheckedFile) -> Iterator[bytes]:
+    """Yields all rows as JSON Lines without keys whose value is null: structs of a column have the keys of all rows.
+
+    Raises:
+        HpcgenError: as in `json_lines`.
+    """
+    for lines in json_lines(path, source, MESSAGES):
+        rows = map(msgspec.json.decode, lines.splitlines())
+        yield b"".join(msgspec.json.encode(without_nulls(row)) + b"\n" for row in rows)
 
 
 def json_lines(path: Path, source: CheckedFile, column: str) -> Iterator[bytes]:

@@ -41,7 +41,6 @@ from hpcgen.data.unit import Input, Unit
 from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.files import private_file
 from hpcgen.text import counted
-from trainer.chats.chat import MESSAGES
 from trainer.contract.files.loss_mask import mask_path
 
 if TYPE_CHECKING:
@@ -462,10 +461,10 @@ def documents(item: Input, source: CheckedFile, corpus: CorpusConfig) -> Iterato
     """Yields the documents of one input, in blocks."""
     if item.path.suffix != PARQUET:
         return read_blocks(item.path, content(item.path, source))
-    from hpcgen.data.parquet import json_lines, read_rows  # needs the extra `parquet`
+    from hpcgen.data.parquet import chat_lines, read_rows  # needs the extra `parquet`
 
     if corpus.chat is not None:
-        return read_blocks(item.path, json_lines(item.path, source, MESSAGES))
+        return read_blocks(item.path, chat_lines(item.path, source))
     return read_rows(item.path, source, corpus.json_key)
 
 

@@ -23,6 +23,7 @@ from trainer.chats.errors import BadChatError, ChatTemplateError
 from trainer.chats.template import ChatTemplate
 
 ONE = chat("Hi", "Hello!")
+DEVELOPER = {"messages": [{"role": "developer", "content": "Be brief."}, *ONE["messages"]]}
 TWO = chat("Hi", "Hello!", "2+2?", "4", system="Be brief.")
 VARIABLES = {"bos_token": "<bos>", "eos_token": "<eos>"}
 
@@ -185,6 +186,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_name(name: str) ->
         (MARKED_CHATML.replace("%}{{ message.content }}<|im", "%}<|im"), ONE, BadChatError, "writes only"),
         (MARKED_CHATML.replace("role == 'assistant'", "role == 'model'"), ONE, BadChatError, "marks no text"),
         (model_template("llama3"), tool_chat(), BadChatError, "tools"),
+        (ZEPHYR, DEVELOPER, BadChatError, "writes nothing of message 0, which has the role 'developer'"),
         (model_template("gemma"), TWO, BadChatError, "System role not supported"),
         (MISTRAL, {"messages": ONE["messages"][::-1]}, BadChatError, "roles must alternate"),
         ("{{ messages[0].nothing.at_all }}", ONE, BadChatError, "has no attribute 'nothing'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -171,23 +172,28 @@ def test_parquet_files(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    documents = [*CHATS[:3], tool_chat()]
+    documents = [*CHATS[:3], tool_chat(), tool_chat()]
+    for number, key in enumerate(("city", "town"), 3):  # the struct of the arguments has both
+        documents[number]["messages"][1]["tool_calls"][0]["function"]["arguments"] = {key: "Oslo"}
     write_chats(tmp_path / "lines" / "source" / "chats.jsonl", documents)
     (tmp_path / "rows" / "source").mkdir(parents=True)
-    columns = {"messages": [document["messages"] for document in documents], "id": [1, 2, 3, 4]}
+    columns = {"messages": [document["messages"] for document in documents], "id": [1, 2, 3, 4, 5]}
     columns["tools"] = [json.dumps(document.get("tools", [])) for document in documents]
-    table = pa.table(columns)
-    assert "tool_calls" in str(table.schema)
-    parquet.write_table(table, tmp_path / "rows" / "source" / "chats.parquet")
+    parquet.write_table(pa.table(columns), tmp_path / "rows" / "source" / "chats.parquet")
     template = model_template("qwen2_5")
-    found = []
-    for name in ("lines/chats.jsonl", "rows/chats.parquet"):
-        folder, _, file = name.partition("/")
-        job = job_of(tmp_path / folder, [file], template)
-        prepared(job)
-        found.append(learned(job))
-    assert found[0] == found[1]
-    assert found[0][3][1][0].startswith("<tool_call>")
+    lines = job_of(tmp_path / "lines", ["chats.jsonl"], template)
+    rows = job_of(tmp_path / "rows", ["chats.parquet"], template)
+    prepared(lines)
+    prepared(rows)
+    expected = learned(lines)
+    assert [pieces[0] for _, pieces in expected[3:]] == [
+        f'<tool_call>\n{{"name": "rain", "arguments": {{"{key}": "Oslo"}}}}\n</tool_call><|im_end|>'
+        for key in ("city", "town")
+    ]
+    assert learned(rows) == expected
+    shutil.rmtree(rows.directory / "tokens")
+    make_units(rows, "extract", "concat", "tokenize")
+    assert learned(rows) == expected
 
 
 @pytest.mark.parametrize(

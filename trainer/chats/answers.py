@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from trainer.chats.chat import ASSISTANT, Chat, roles
 from trainer.chats.errors import BadChatError, ChatTemplateError
 from trainer.chats.template import ChatTemplate
@@ -25,14 +27,19 @@ def render_answers(template: ChatTemplate, chat: Chat) -> tuple[str, list[Span]]
     turn is not part of it.
 
     Raises:
-        BadChatError: the template refuses the chat, or leaves out an answer or the tools.
+        BadChatError: the template refuses the chat, or leaves out an answer, another message or the tools.
         ChatTemplateError: the template renders the beginning of a chat differently if more messages follow, or an
             answer does not end with a token that ends it.
     """
     if chat.tools and not template.uses_tools:
         raise BadChatError("tools are left out", "it has tools, which the chat template does not write")
-    if template.marks_answers:
-        return _marked_answers(template, chat)
+    text, spans = (_marked_answers if template.marks_answers else _derived_answers)(template, chat)
+    _require_text(template, text, spans)
+    _require_messages(template, chat, text)
+    return text, spans
+
+
+def _derived_answers(template: ChatTemplate, chat: Chat) -> tuple[str, list[Span]]:
     text = template.render(chat)
     spans = []
     for index, message in enumerate(chat.messages):
@@ -41,7 +48,6 @@ def render_answers(template: ChatTemplate, chat: Chat) -> tuple[str, list[Span]]
         begin = _beginning(template, chat, text, index, add_generation_prompt=True)
         end = _beginning(template, chat, text, index + 1) if index + 1 < len(chat.messages) else len(text)
         spans.append((begin, begin + _length_with_end(template, text[begin:end], index)))
-    _require_text(template, text, spans)
     return text, spans
 
 
@@ -58,9 +64,7 @@ def _marked_answers(template: ChatTemplate, chat: Chat) -> tuple[str, list[Span]
                 f"the token {following!r}. A model would not learn to end its answer; move the token into the block",
                 where=template.name,
             )
-    spans = _joined(spans)
-    _require_text(template, text, spans)
-    return text, spans
+    return text, _joined(spans)
 
 
 def _require_text(template: ChatTemplate, text: str, spans: list[Span]) -> None:
@@ -74,6 +78,24 @@ def _require_text(template: ChatTemplate, text: str, spans: list[Span]) -> None:
                 "the chat template leaves out an answer",
                 f"the chat template writes only {answer!r} for an answer, so it does not support what the message has, "
                 "such as tool_calls",
+            )
+
+
+def _require_messages(template: ChatTemplate, chat: Chat, text: str) -> None:
+    """Refuses a chat of which the template leaves out a message, for example one of a role that it does not know."""
+    for index, message in enumerate(chat.messages):
+        content = message["content"].strip()
+        if not content or content in text or message["role"] == ASSISTANT:
+            continue
+        others = dataclasses.replace(chat, messages=[*chat.messages[:index], *chat.messages[index + 1 :]])
+        try:
+            is_left_out = template.render(others) == text
+        except BadChatError:
+            continue  # the template needs the message
+        if is_left_out:
+            raise BadChatError(
+                "the chat template leaves out a message",
+                f"the chat template writes nothing of message {index}, which has the role {message['role']!r}",
             )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hpcgen.config.corpus import CorpusJob
+from hpcgen.config.corpus import CorpusConfig, CorpusJob
 from hpcgen.data.hashed_files import CheckedFile, OutputFile
 from hpcgen.data.progress import Step
 from hpcgen.data.record import Counts, Record, publish_unit
@@ -61,7 +61,7 @@ class Extract(DataStage):
         with private_file(place, swept=True) as file, CheckedFile(item) as source:
             output = OutputFile(file, unit.name)
             read = 0
-            for chunk in _lines(item.path, source, job.corpus.json_key):
+            for chunk in _lines(item.path, source, job.corpus):
                 documents = output.write(chunk)
                 context.advance(Step(bytes=source.tell() - read, documents=documents))
                 read = source.tell()
@@ -77,6 +77,10 @@ class Extract(DataStage):
                 seconds=time.monotonic() - started,
             )
             return publish_unit([(file, place)], record, place)
+
+    def settings(self, job: CorpusJob) -> Mapping[str, Any]:
+        """Whether rows of Parquet files are chats, whose keys without a value are left out."""
+        return {} if job.corpus.chat is None else {"chat": True}
 
     def modules(self, units: Sequence[Unit]) -> Iterator[str]:
         """The module for decompression, and the one for Parquet files."""
@@ -113,12 +117,14 @@ def extracted_input(directory: Path, file: ManifestFile) -> Input:
     return made_input(directory, maker, maker.name, size=file.size)
 
 
-def _lines(path: Path, source: CheckedFile, json_key: str) -> Iterator[bytes]:
+def _lines(path: Path, source: CheckedFile, corpus: CorpusConfig) -> Iterator[bytes]:
     """Yields the content of a file as JSON Lines."""
     if path.suffix != PARQUET:
         from hpcgen.data.compression import content
 
         return content(path, source)
-    from hpcgen.data.parquet import json_lines  # needs the extra `parquet`
+    from hpcgen.data.parquet import chat_lines, json_lines  # needs the extra `parquet`
 
-    return json_lines(path, source, json_key)
+    if corpus.chat is not None:
+        return chat_lines(path, source)
+    return json_lines(path, source, corpus.json_key)
