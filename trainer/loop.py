@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import torch
@@ -84,12 +85,29 @@ class TrainingLoop:
             is_stopping = result.vote.stop
             self._record(result)
             self._save_if_due(result.vote)
-            if not is_stopping or self._is_finished():
+            if not is_stopping or self._is_complete():
                 self._evaluate()
+        if not is_stopping and not self._is_complete():
+            self._end_early()
         self.instruments.close(self.state.iteration + 1)
 
-    def _is_finished(self) -> bool:
+    def _is_complete(self) -> bool:
         return self.state.iteration >= self.config.training.train_iters
+
+    def _is_finished(self) -> bool:
+        return self._is_complete() or self.state.best.reason_to_stop() is not None
+
+    def _end_early(self) -> None:
+        """End a run whose evaluations no longer improve, as at the last iteration."""
+        iteration, reason = self.state.iteration, self.state.best.reason_to_stop()
+        assert reason is not None
+        self.log.line(reason)
+        self.metrics.stop(iteration, reason)
+        self.stop.agreed()
+        self._save(wait=True)
+        self._evaluate_split("test")
+        if self.answers is not None and self.answers.last != iteration:
+            self._answer(self.answers)
 
     def _batches(self) -> DataIterators:
         state, config = self.state, self.config
@@ -114,43 +132,73 @@ class TrainingLoop:
 
     def _save_if_due(self, vote: Vote) -> None:
         interval = self.config.checkpoint.save_interval
-        is_leaving = vote.stop or self._is_finished()
+        is_leaving = vote.stop or self._is_complete()
         if is_leaving:
             self.stop.agreed()
         is_due = interval is not None and self.state.iteration % interval == 0
         if is_leaving or is_due or vote.save or self.checkpoints.retry_pending:
-            self.metrics.catch_up(self.state.iteration)
-            self.watch.beat(Phase.SAVE)
-            self.checkpoints.save(self.state, wait=is_leaving)
-            self.watch.beat(Phase.TRAIN, self.state.iteration)
-            self.metrics.paused("save_s")
+            self._save(wait=is_leaving)
+
+    def _save(self, *, wait: bool) -> None:
+        self.metrics.catch_up(self.state.iteration)
+        self.watch.beat(Phase.SAVE)
+        self.checkpoints.save(self.state, wait=wait)
+        self.watch.beat(Phase.TRAIN, self.state.iteration)
+        self.metrics.paused("save_s")
 
     def _evaluate(self) -> None:
         """Evaluate the splits and answer the prompts that are due."""
         state = self.state
         if self.answers is not None and self.answers.is_due(state.iteration, self.config):
-            self._beat_evaluation()
-            with self.instruments.timers.paused():
-                self.answers.answer(state, self.config, self.groups, self._beat_evaluation)
-            self.metrics.paused("evaluation_s")
+            self._answer(self.answers)
+        is_best = False
         for split in due_evaluations(state.iteration, self.config):
-            if split in self.datasets:
-                config = config_of_split(self.config, split)
-                with self.instruments.timers.paused():
-                    losses = mean_losses(
-                        state.model,
-                        state.objective,
-                        self.datasets[split],
-                        config,
-                        self.groups,
-                        self._beat_evaluation,
-                    )
-                seconds = self.metrics.paused("evaluation_s")
-                self.metrics.evaluation(state.iteration, split, losses, config.training, seconds)
+            losses = self._evaluate_split(split)
+            if split == state.best.split:
+                value = _of_rank_0((losses or {}).get(state.best.column), self.config)
+                is_best = state.best.observe(state.iteration, value)
         self.watch.beat(Phase.TRAIN, state.iteration)
+        if is_best and self.config.checkpoint.keep_best:
+            self.watch.beat(Phase.SAVE)
+            self.checkpoints.keep_best(state)
+            self.watch.beat(Phase.TRAIN, state.iteration)
+            self.metrics.paused("save_s")
+
+    def _answer(self, answers: Answers) -> None:
+        self._beat_evaluation()
+        with self.instruments.timers.paused():
+            answers.answer(self.state, self.config, self.groups, self._beat_evaluation)
+        self.metrics.paused("evaluation_s")
+
+    def _evaluate_split(self, split: str) -> dict[str, float] | None:
+        """The losses of a split, which are recorded. None if there are none."""
+        if split not in self.datasets:
+            return None
+        state, config = self.state, config_of_split(self.config, split)
+        with self.instruments.timers.paused():
+            losses = mean_losses(
+                state.model,
+                state.objective,
+                self.datasets[split],
+                config,
+                self.groups,
+                self._beat_evaluation,
+            )
+        seconds = self.metrics.paused("evaluation_s")
+        self.metrics.evaluation(state.iteration, split, losses, config.training, seconds)
+        return losses
 
     def _beat_evaluation(self) -> None:
         self.watch.beat(Phase.EVALUATE)
+
+
+def _of_rank_0(value: float | None, config: TrainerConfig) -> float | None:
+    """The value of rank 0, so that all ranks decide alike, whatever their sums are rounded to."""
+    device = "cuda" if config.device == "cuda" else "cpu"
+    box = torch.tensor([math.nan if value is None else value], dtype=torch.float64, device=device)
+    torch.distributed.broadcast(box, 0)
+    found = float(box.item())
+    return None if math.isnan(found) else found
 
 
 def due_evaluations(iteration: int, config: TrainerConfig) -> list[str]:

@@ -24,6 +24,7 @@ from trainer.contract.files.metrics_columns import OBJECTIVE
 from trainer.contract.model.batch_size import Batch, batch_size_at
 from trainer.contract.wording import rank_list
 from trainer.data.loader import MicroBatch, num_microbatches
+from trainer.faults.best import BestWatch
 from trainer.faults.spikes import SpikeWatch
 from trainer.loss import Objective
 from trainer.model.experts import Router, expert_biases, take_statistics
@@ -44,6 +45,7 @@ class TrainingState:
     scheduler: Schedule
     spikes: SpikeWatch
     objective: Objective
+    best: BestWatch
     routers: tuple[Router, ...] = ()
     """Routers of this rank's MoE layers."""
     is_partly_frozen: bool = False

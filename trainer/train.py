@@ -19,7 +19,7 @@ from trainer.answers import open_answers
 from trainer.contract.code import code_loading
 from trainer.contract.code.code_record import SHA256_DIGITS
 from trainer.contract.code.user_code import UserCode, sha256
-from trainer.contract.config import TrainerConfig, fingerprint, to_dict
+from trainer.contract.config import ConfigError, TrainerConfig, fingerprint, to_dict
 from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.files import finished
@@ -40,6 +40,7 @@ from trainer.distributed import groups, rendezvous
 from trainer.distributed.peers import Peers
 from trainer.distributed.rendezvous import Ranks
 from trainer.faults import lock
+from trainer.faults.best import BestWatch
 from trainer.faults.hang import keep_flight_records
 from trainer.faults.heartbeat import Heartbeat
 from trainer.faults.spikes import SpikeWatch
@@ -127,9 +128,13 @@ class _Attempt:
         codes = at_rank_0(lambda: provenance.read_code(config), run.root)
         code_loading.use(codes)
         if at_rank_0(lambda: _open_run_directory(run, config, codes), run.root, "written"):
-            last = config.training.train_iters
+            early = at_rank_0(lambda: finished.early_end(run, config), run.root)
+            last = early or config.training.train_iters
             log.line(f"{config.name}: iteration {last} is done, nothing to do")
-            _mark_end(run, last, config)
+            if early is None:
+                _mark_end(run, last, config)
+            else:
+                groups.finalize()  # DONE says why
             return
         source = checkpoint.find(run.checkpoints, config, codes, log, lambda: watch.beat(Phase.START))
         at_rank_0(lambda: run.stopped.unlink(missing_ok=True), run.stopped, "removed")
@@ -140,7 +145,7 @@ class _Attempt:
         watch.beat(Phase.END)
         loop.metrics.close()
         log.close()
-        _mark_end(run, loop.state.iteration, config)
+        _mark_end(run, loop.state.iteration, config, loop.state.best.reason_to_stop())
 
     def _prepare(self, source: checkpoint.Source | None, codes: Mapping[str, UserCode]) -> TrainingLoop:
         """The loop that continues from `source`, or starts from random weights."""
@@ -232,13 +237,18 @@ def build_state(config: TrainerConfig, groups: ProcessGroupCollection, log: Log)
     spikes = SpikeWatch(config.training.loss_spike_factor, config.training.skip_loss_spikes)
     schedule = Schedule(config.optimizer, optimizer, config.training.train_iters)
     objective, routers = Objective(config, model), experts.routers(model)
-    decay = config.training.ema_decay
+    decay, best = config.training.ema_decay, BestWatch(config.training)
+    if best.column not in (known := ("loss", *objective.names)):
+        raise ConfigError(
+            f"training.early_stopping.monitor: evaluations have no column {best.column!r}; they have {', '.join(known)}"
+        )
     return TrainingState(
         model,
         optimizer,
         schedule,
         spikes,
         objective,
+        best,
         routers,
         is_partly_frozen=bool(config.training.freeze),
         average=None if decay is None else WeightAverage(optimizer, decay),
@@ -342,10 +352,12 @@ def _copy_name(content: bytes, name: str) -> str:
     return f"{sha256(content)[:SHA256_DIGITS]}-{name.replace('/', '.')}"
 
 
-def _mark_end(run: RunDirectory, iteration: int, config: TrainerConfig) -> None:
-    """Write DONE or STOPPED, then wait for all ranks."""
+def _mark_end(run: RunDirectory, iteration: int, config: TrainerConfig, early: str | None = None) -> None:
+    """Write DONE or STOPPED, then wait for all ranks. `early` says why a run ends before its last iteration."""
     if iteration >= config.training.train_iters:
         marker, text = run.done, f"{iteration}\n{fingerprint(config)}\n"
+    elif early is not None:
+        marker, text = run.done, f"{iteration}\n{fingerprint(config)}\n{early}\n"
     else:
         marker, text = run.stopped, f"{iteration}\n"
     at_rank_0(lambda: publish(marker, text), marker, "written")

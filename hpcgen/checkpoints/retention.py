@@ -30,9 +30,10 @@ class Retention:
     """Configuration file with the rules; None if there is none."""
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> dict[int, str]:
-        """Reasons to keep checkpoints, by iteration."""
+        """Reasons to keep the checkpoints of a directory, by iteration."""
+        best = checkpoint_files.best_iteration(checkpoints[0].path.parent) if checkpoints else None
         return checkpoint_files.kept(
-            checkpoints, self.keep_last, self.keep_every, self.evaluation_every, self.evaluated
+            checkpoints, self.keep_last, self.keep_every, self.evaluation_every, self.evaluated, best
         )
 
     def __str__(self) -> str:

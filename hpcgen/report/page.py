@@ -370,8 +370,8 @@ def _ended(summary: Summary) -> str:
 
 
 def _ended_how(summary: Summary) -> str:
-    """State of the run, with the reason if it ended unexpectedly."""
-    why = summary.word if summary.state in ("failed", "hung", "died") else ""
+    """State of the run, with the reason if it ended before its last iteration."""
+    why = summary.word if summary.state in ("failed", "hung", "died", "done") else ""
     return f"{_ended(summary)}: {why}" if why else _ended(summary)
 
 

@@ -18,6 +18,7 @@ from trainer.contract.files.regular_file import read_text
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.files.shared_files import foreign_link
 from trainer.contract.hang_report import describe_hang, read_reports, report_files
+from trainer.contract.wording import STOPPED_EARLY
 
 State = Literal["done", "stopped", "failed", "hung", "died", "running", "silent"]
 
@@ -48,7 +49,7 @@ def _state_of(directory: Path, latest: Latest, now: float) -> tuple[State, str]:
             return state, f"{link} is a symbolic link that another user placed, and was not followed"
         with contextlib.suppress(OSError):
             text = read_text(directory / marker, errors="replace").strip()
-            return state, text if state == "failed" else ""
+            return state, text if state == "failed" else _why_done(text) if state == "done" else ""
     if _has_hung(directory / "stacks", latest):
         return "hung", _hang(directory / "stacks", latest.start.get("world_size"))
     beat = _heartbeat(directory)
@@ -70,6 +71,11 @@ def _state_of(directory: Path, latest: Latest, now: float) -> tuple[State, str]:
     step = number_or_none(latest.step.get("step_time_s")) or 0.0
     is_silent = last is None or now - last > max(SILENT_S, SILENT_STEPS * step)
     return "silent" if is_silent else "running", sign
+
+
+def _why_done(text: str) -> str:
+    """Why DONE says that the run ended before its last iteration; empty if it did not."""
+    return next((line for line in text.splitlines() if line.startswith(STOPPED_EARLY)), "")
 
 
 def _has_hung(stacks: Path, latest: Latest) -> bool:

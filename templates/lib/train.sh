@@ -1,7 +1,7 @@
 # Training: starts it from the newest checkpoint, and decides whether the job is requeued.
 tracker=$checkpoints/latest_checkpointed_iteration.txt before=0
 claim_run_directory() {
-    ! is_done || { say "done already: $run_dir/DONE says $train_iters iterations"; exit 0; }
+    ! is_done || { say "done already: $run_dir/DONE says $done_at"; exit 0; }
     claim # the trainer's own lock decides between jobs that start together
     read_progress before
     say "from iteration $before of $train_iters"
@@ -15,12 +15,12 @@ read_progress() {
     [[ -d $found ]] || found=$(printf '%s\n' "$checkpoints"/iter_*/COMPLETE | grep -E '/iter_[0-9]{7,15}/COMPLETE$' | sort -V | tail -n 1)
     [[ $found =~ /iter_([0-9]{7,15})(/COMPLETE)?$ ]]; printf -v "$1" %d "$((10#${BASH_REMATCH[1]-0}))"
 }
-# Succeeds if DONE says that training is complete. Like the trainer, ignores a DONE file of another configuration.
+# Succeeds if DONE says that training is complete or stopped early. Like the trainer, ignores DONE of another configuration.
 is_done() {
-    local iterations lines=()
-    read_number iterations "$run_dir/DONE"
+    local iterations lines=(); read_number iterations "$run_dir/DONE"
     [[ ! -f $run_dir/DONE || ! -r $run_dir/DONE ]] || mapfile -t lines <"$run_dir/DONE"
-    ((iterations >= train_iters)) && [[ ${lines[1]-} == "$fingerprint" ]]
+    done_at="$iterations iterations"; [[ ${lines[2]-} != "stopped early"* ]] || done_at+=" (stopped early)"
+    [[ ${lines[1]-} == "$fingerprint" ]] && { ((iterations >= train_iters)) || [[ $done_at == *early* ]]; }
 }
 # After a failure without progress, checks that the trainer can be imported. A check before each launch would make pyxis
 # unpack the image once more. "started" distinguishes a missing trainer from a step that did not start.
@@ -40,7 +40,7 @@ import_trainer() { timeout --kill-after=30 1800 srun "${on_nodes[@]}" --kill-on-
 conclude() {
     local after timed_out=0 invalid="not requeued, since it would fail again"; read_progress after
     ((after <= before)) || rm -f -- "$held/stalled" # progress resets the count of failures
-    if is_done; then say "done: $train_iters iterations"; exit 0; fi
+    if is_done; then say "done: $done_at"; exit 0; fi
     end_if_canceled "; the newest checkpoint is of iteration $after"
     # srun's status cannot tell: after the first rank exits, srun ends the others and reports their status.
     if [[ -f $run_dir/FAILED && -r $run_dir/FAILED ]]; then die "$invalid: $(print_own "$run_dir/FAILED"); $after iterations are saved"; fi

@@ -187,3 +187,13 @@ def test_a_failed_run_shows_its_reason_in_a_comparison(
         "run: failed, iteration 3 of 1,000: the loss is nan at iteration 4\n"
         in hpcgen("report", run, eventful).stdout
     )
+
+
+@pytest.mark.process
+def test_a_run_that_stopped_early_says_why(tmp_path: Path) -> None:
+    reason = "stopped early at iteration 3: valid/loss has not improved for 2 evaluations; the best is 2.5"
+    run = write_run(tmp_path / "run", [start(), *steps(1, 3)])
+    (run / "DONE").write_text(f"3\n{'0' * 64}\n{reason}\n")
+    assert f"done, iteration 3 of 1,000: {reason}" in hpcgen("report", run).stdout
+    assert reason in report(run).text
+    assert reason in " ".join(hpcgen("status", run).stdout.split())

@@ -102,7 +102,8 @@ WORDS = """
     sft data.chat_template training.loss_on_answers -> use data.sft: true
     model.tie_embeddings tie_word_embeddings -> use model.untie_embeddings_and_output_weights, with the opposite
     distillation training.distillation teacher -> does not support distillation
-    early_stopping training.patience -> does not support early stopping
+    early_stopping training.patience early_stopping_patience -> use training.early_stopping
+    checkpoint.save_best load_best_model_at_end -> use checkpoint.keep_best
     ema training.use_ema -> use training.ema_decay
     z-loss model.z_loss -> use training.z_loss_coeff, or model.moe_z_loss_coeff for routers
     mup use_mup -> does not support
@@ -118,7 +119,7 @@ WORDS = """
     paths.output output_dir paths.log_dir logging.dir -> use paths.run_dir
     data.path data.files data_path paths.data -> use data.datasets
     data.mix data.weights -> use data.datasets, which has a weight
-    data.val data.validation -> use data.valid
+    data.val data.eval -> use data.valid
     gpus devices slurm.train.gpus slurm.gpus -> use slurm.train.nodes, the number of nodes with all
     slurm.train.queue queue slurm.queue -> use slurm.train.partition
     slurm.train.walltime time_limit -> use slurm.train.time
@@ -131,7 +132,7 @@ WORDS = """
     slurm.train.nodelists -> if you mean nodelist, use slurm.train.extra_directives with --nodelist
     optimizer.learning_rte -> if you mean learning_rate, use optimizer.lr
     training.num_train_epoch -> if you mean num_train_epochs, use training.train_iters
-    training.early_stoping -> if you mean early_stopping, hpcgen's trainer does not support
+    training.early_stoping -> did you mean early_stopping
     model.tie_word_embedding -> if you mean tie_word_embeddings, use model.untie_embeddings
     parallelism.nodes training.nodes nodes -> use slurm.train.nodes
     evaluation.shots -> use evaluation.num_fewshot

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.planning.cases import GROUPS, HEADS, broken, errors, warned, warnings
+from trainer.contract.config import EarlyStopping
 from trainer.contract.evaluation import EvaluationData
 from trainer.contract.rules import answers, checkpoint, evaluation, logging
 
@@ -48,6 +49,24 @@ REFUSED = {
         },
         "answers.prompts",
         answers.answers_are_independent,
+    ),
+    "early stopping without evaluations": (
+        {"training__early_stopping": EarlyStopping()},
+        "training.early_stopping",
+        checkpoint.evaluations_can_end_the_run,
+    ),
+    "early stopping by a set that is not evaluated": (
+        {
+            "training__early_stopping": EarlyStopping(monitor="valid/wiki/loss"),
+            "training__eval_interval": 100,
+        },
+        "training.early_stopping",
+        checkpoint.evaluations_can_end_the_run,
+    ),
+    "the best checkpoint without evaluations": (
+        {"checkpoint__keep_best": True, "training__eval_interval": 100, "training__eval_iters": 0},
+        "checkpoint.keep_best",
+        checkpoint.evaluations_can_end_the_run,
     ),
     "finetuning of nothing": (
         {"checkpoint__finetune": True},

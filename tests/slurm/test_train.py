@@ -133,6 +133,19 @@ def test_a_done_run_is_not_trained_again(slurm_cluster: SlurmCluster, single_pro
     assert "iteration 1/8" not in log
 
 
+def test_a_run_that_stopped_early_is_not_trained_again(slurm_cluster: SlurmCluster, tiny_run: Path) -> None:
+    """Nothing is better than the first evaluation by so much. The next job of a chain would find the same."""
+    watch = "{patience: 1, min_delta: 1000}"
+    sets = ("training.eval_interval=2", "training.eval_iters=1", f"training.early_stopping={watch}")
+    job_id = slurm_cluster.sbatch(render(tiny_run, *sets), cwd=tiny_run.parent)
+    assert slurm_cluster.wait(job_id) == "COMPLETED", log_of(tiny_run, job_id)
+    assert "done: 4 iterations (stopped early)" in log_of(tiny_run, job_id)
+    again = slurm_cluster.sbatch(render(tiny_run, *sets), cwd=tiny_run.parent)
+    assert slurm_cluster.wait(again) == "COMPLETED"
+    assert "done already" in log_of(tiny_run, again)
+    assert "iteration 5/" not in log_of(tiny_run, again)
+
+
 def test_a_done_run_does_not_count_for_another_configuration(
     slurm_cluster: SlurmCluster, single_process_run: Path, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ from trainer.contract.model.batch_size import Batches  # noqa: E402
 from trainer.data.datasets import build_datasets  # noqa: E402
 from trainer.data.loader import data_iterators  # noqa: E402
 from trainer.distributed import groups, rendezvous  # noqa: E402
+from trainer.faults.best import BestWatch
 from trainer.faults.spikes import MIN_LOSSES, SpikeWatch  # noqa: E402
 from trainer.loss import Objective  # noqa: E402
 from trainer.model import experts, kernels  # noqa: E402
@@ -51,7 +52,13 @@ class Training:
         spikes = SpikeWatch(self.config.training.loss_spike_factor, self.config.training.skip_loss_spikes)
         schedule = Schedule(self.config.optimizer, optimizer, self.config.training.train_iters)
         self.state = TrainingState(
-            model, optimizer, schedule, spikes, Objective(self.config, model), experts.routers(model)
+            model,
+            optimizer,
+            schedule,
+            spikes,
+            Objective(self.config, model),
+            BestWatch(self.config.training),
+            experts.routers(model),
         )
         cache = Path(self.config.run_dir) / "index-cache"
         datasets = build_datasets(self.config, cache, self.config.model.padded_vocab_size, is_needed=True)

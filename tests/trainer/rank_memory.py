@@ -36,6 +36,7 @@ from trainer.contract.config import TrainerConfig  # noqa: E402
 from trainer.contract.config.resolve import resolve  # noqa: E402
 from trainer.data.loader import MicroBatch  # noqa: E402
 from trainer.distributed import groups, rendezvous  # noqa: E402
+from trainer.faults.best import BestWatch  # noqa: E402
 from trainer.faults.spikes import SpikeWatch  # noqa: E402
 from trainer.loss import Objective  # noqa: E402
 from trainer.model import build, experts, kernels  # noqa: E402
@@ -124,7 +125,13 @@ def main(path: Path) -> None:
     spikes = SpikeWatch(config.training.loss_spike_factor, config.training.skip_loss_spikes)
     schedule = Schedule(config.optimizer, optimizer, config.training.train_iters)
     state = TrainingState(
-        model, optimizer, schedule, spikes, Objective(config, model), experts.routers(model)
+        model,
+        optimizer,
+        schedule,
+        spikes,
+        Objective(config, model),
+        BestWatch(config.training),
+        experts.routers(model),
     )
     batches = [microbatches(config) for _ in model]
     train_step(state, batches, config, process_groups, Vote)

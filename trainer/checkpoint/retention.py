@@ -60,7 +60,8 @@ def prune(
         OSError: the checkpoints cannot be listed or removed.
     """
     checkpoints = checkpoint_files.demote_incomplete(checkpoint_files.list_checkpoints(directory))
-    kept = checkpoint_files.kept(checkpoints, keep_last, keep_every, evaluation_every, evaluated)
+    best = checkpoint_files.best_iteration(directory)
+    kept = checkpoint_files.kept(checkpoints, keep_last, keep_every, evaluation_every, evaluated, best)
     removed = [checkpoint.path for checkpoint in checkpoints if checkpoint.iteration not in kept]
     for path in removed:
         checkpoint_files.remove(path)

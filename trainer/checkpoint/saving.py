@@ -112,6 +112,8 @@ class Checkpoints:
         self.retry_pending = False
         """True if a background save failed for a temporary reason. The next one is due now; its failure is final."""
         self._is_first = True
+        self.best: int | None = None
+        """Iteration of the best checkpoint to keep, which may still be in progress."""
         self._retention = Retention(directory, config, log)
 
     def prepare(self, state: TrainingState) -> None:
@@ -165,6 +167,16 @@ class Checkpoints:
             self._retention.wait(REMOVAL_S)
             self._beat()
 
+    def keep_best(self, state: TrainingState) -> None:
+        """Keep the checkpoint of the current state as the best one. Starts a save unless this state is being saved.
+
+        Raises:
+            NonFiniteError, NotSavedError: see `save`.
+        """
+        self.best = state.iteration
+        if self._save is None or self._save.iteration != state.iteration:
+            self.save(state, wait=False)
+
     def _begin(self, state: TrainingState, *, wait: bool) -> None:
         if self._save is not None:
             waited_s = self._wait(self._save)
@@ -179,7 +191,8 @@ class Checkpoints:
         if not from_rank_0(
             lambda: _with_not_saved(lambda: _make_directory(path, RunDirectory.of(self._config)))
         ):
-            return  # this attempt started from this checkpoint
+            self._note_best(state.iteration)
+            return  # this attempt has saved this state, or started from it
         self._save = self._start(state, path, started)
         if wait or not self._config.checkpoint.async_save:
             self._wait(self._save)
@@ -295,7 +308,20 @@ class Checkpoints:
         if warning:
             self._log.line(warning)
         self._on_complete(save.iteration, event)
+        self._note_best(save.iteration)
         self._retention.start()
+
+    def _note_best(self, iteration: int) -> None:
+        """Name the best checkpoint, which is complete, in its file."""
+        if iteration != self.best or torch.distributed.get_rank() != 0:
+            return
+        file = self._directory / checkpoint_files.BEST
+        try:
+            publish(file, f"{iteration}\n")
+        except OSError as error:
+            self._log.line(f"{storage.reason(error, file)}. It still names an earlier checkpoint")
+        else:
+            self._log.line(f"iteration {iteration}: this checkpoint is the best so far")
 
 
 def interval_s(config: CheckpointConfig) -> float | None:

@@ -105,6 +105,7 @@ def common_state(state: TrainingState, metadata: dict[str, Any]) -> dict[str, An
         "iteration": state.iteration,
         "consumed_samples": state.consumed_samples,
         "spikes": state.spikes.state_dict(),
+        "best": state.best.state_dict(),
     }
 
 
@@ -199,6 +200,8 @@ def fill(state: TrainingState, loaded: dict[str, Any], *, weights_only: bool) ->
         group.update(values)
     state.iteration, state.consumed_samples = loaded["iteration"], loaded["consumed_samples"]
     state.spikes.load_state_dict(loaded["spikes"])
+    if "best" in loaded:  # not in checkpoints of 0.2.0
+        state.best.load_state_dict(loaded["best"])
     state.scheduler.step(state.iteration)
 
 

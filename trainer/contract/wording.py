@@ -9,6 +9,9 @@ from typing import Any
 ASKED_TO_STOP = "asked to stop"
 """Beginning of the reason of a training that was asked to stop. Other reasons are errors."""
 
+STOPPED_EARLY = "stopped early"
+"""Beginning of the third line of DONE if the run ended before its last iteration (training.early_stopping)."""
+
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 200
 _REPR.maxdict = 20

@@ -24,7 +24,7 @@ from trainer.contract.config.output import CheckpointConfig, LoggingConfig
 from trainer.contract.config.parallelism import ParallelismConfig
 from trainer.contract.config.path import FilePath, NamedPath, PathKind, paths_in, with_paths
 from trainer.contract.config.resume import field_hints
-from trainer.contract.config.training import DISCARDS_OUTPUT, RecomputeModule, TrainingConfig
+from trainer.contract.config.training import DISCARDS_OUTPUT, EarlyStopping, RecomputeModule, TrainingConfig
 from trainer.contract.config.values import (
     Count,
     Fraction,
@@ -45,6 +45,7 @@ __all__ = [
     "Count",
     "DataStage",
     "Dataset",
+    "EarlyStopping",
     "FilePath",
     "Fraction",
     "LoggingConfig",

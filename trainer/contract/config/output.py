@@ -32,6 +32,9 @@ class CheckpointConfig:
     """Number of newest checkpoints to keep. Older ones are removed when a new one is complete. Default: keep all."""
     keep_every: Count | None = None
     """Always keep checkpoints whose iteration is a multiple of this number."""
+    keep_best: bool = False
+    """Save a checkpoint after each evaluation that is the best so far, and keep the best one. Its iteration is in
+    best_checkpointed_iteration.txt. The number is that of training.early_stopping, by default the validation loss."""
     changed: tuple[str, ...] = ()
     """Names of hyperparameters, such as optimizer.lr, that may differ from the checkpoint's, and so may the files that
     they name. A name counts once in a run. Later changes need the checkpoint's iteration: optimizer.lr@12000."""

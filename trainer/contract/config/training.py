@@ -15,6 +15,21 @@ DISCARDS_OUTPUT = frozenset(("layernorm", "moe_act", "mla_up_proj"))
 
 
 @config_section
+class EarlyStopping:
+    """End of the run when evaluations no longer improve."""
+
+    monitor: str = "valid/loss"
+    """Number to watch, as SPLIT/COLUMN: valid/loss, valid/NAME/loss of a named validation set, or a metric of your own
+    in place of loss."""
+    mode: Literal["min", "max"] = "min"
+    """Whether lower (min) or higher values (max) are better."""
+    min_delta: NonNegativeFloat = 0.0
+    """Smallest change that counts as an improvement. It must be exceeded."""
+    patience: Count = 3
+    """Number of evaluations in a row without an improvement after which the run ends."""
+
+
+@config_section
 class TrainingConfig:
     """Batch size, length, precision, recomputation and evaluation."""
 
@@ -83,6 +98,8 @@ class TrainingConfig:
     """Optimizer steps between evaluations. Default: evaluate only at the end."""
     eval_iters: Free[NonNegative] = 10
     """Number of global batches per evaluation; 0 disables evaluation."""
+    early_stopping: Free[EarlyStopping | None] = None
+    """End the run when evaluations no longer improve; null trains to train_iters."""
     distributed_timeout_minutes: Free[Count] = 60
     """Timeout of collectives in minutes until the first step is complete, while indices and weights are loaded. The job
     ends if a collective takes longer."""

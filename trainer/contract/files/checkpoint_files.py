@@ -25,6 +25,9 @@ from trainer.contract.wording import counted
 TRACKER = "latest_checkpointed_iteration.txt"
 """File that tells Megatron-LM the newest complete checkpoint. This trainer relies on `COMPLETE` instead."""
 
+BEST = "best_checkpointed_iteration.txt"
+"""File that names the checkpoint of the best evaluation (checkpoint.keep_best)."""
+
 COMPLETE = "COMPLETE"
 """Record of a checkpoint: the configuration it was saved with, and the size and SHA-256 of each file. Written last."""
 
@@ -341,18 +344,32 @@ def _joined(found: Sequence[Problem]) -> Problem:
     return replace(first, reason=f"{first.reason}{more}")
 
 
+def best_iteration(directory: Path) -> int | None:
+    """Iteration of the best checkpoint (checkpoint.keep_best); None if none is named.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        text = read_text(directory / BEST, errors="replace").strip()
+    except (FileNotFoundError, IrregularFileError):
+        return None
+    return int(text) if text.isdecimal() else None
+
+
 def kept(
     checkpoints: Sequence[Checkpoint],
     keep_last: int | None,
     keep_every: int | None,
     evaluation_every: int | None = None,
     evaluated: Collection[int] = (),
+    best: int | None = None,
 ) -> dict[int, str]:
     """Reasons to keep checkpoints, by iteration. Checkpoints that are not in the result may be removed.
 
     Only complete ones count towards `keep_last`, and only they are ever removed: an incomplete one may be a
     save in progress, and this trainer does not own those of Megatron-LM. None for `keep_last` keeps all.
-    `evaluated` are the iterations with a result.
+    `evaluated` are the iterations with a result, and `best` is that of the best evaluation.
     """
     reasons = {}
     num_newer = 0
@@ -360,6 +377,8 @@ def kept(
         reason = _reason_to_keep(checkpoint, num_newer, keep_last, keep_every)
         if reason is None and is_due(checkpoint.iteration, evaluation_every):
             reason = None if checkpoint.iteration in evaluated else "to be evaluated"
+        if reason is None and checkpoint.iteration == best:
+            reason = "the best"
         num_newer += checkpoint.is_complete
         if reason is not None:
             reasons[checkpoint.iteration] = reason

@@ -12,6 +12,7 @@ from trainer.contract.files.regular_file import IrregularFileError, read_text
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.resuming import hyperparameters, provenance
 from trainer.contract.resuming.confirmations import Confirmations
+from trainer.contract.wording import STOPPED_EARLY
 
 
 def is_done(run: RunDirectory, config: TrainerConfig, codes: Mapping[str, UserCode]) -> bool:
@@ -48,7 +49,19 @@ def last_checkpoint(run: RunDirectory, config: TrainerConfig) -> Checkpoint | No
     if not run.done.exists():
         return None
     newest = checkpoint_files.newest_complete(run.checkpoints)
-    return newest if newest is not None and newest.iteration == config.training.train_iters else None
+    last = early_end(run, config) or config.training.train_iters
+    return newest if newest is not None and newest.iteration == last else None
+
+
+def early_end(run: RunDirectory, config: TrainerConfig) -> int | None:
+    """The last iteration of a run that exactly this resolved `config` has stopped early; None if it has not.
+
+    Raises:
+        OSError: DONE cannot be read.
+    """
+    lines = _marker(run)
+    is_early = len(lines) > 2 and lines[1] == fingerprint(config) and lines[2].startswith(STOPPED_EARLY)
+    return int(lines[0]) if is_early and lines[0].isdecimal() else None
 
 
 def is_marked(run: RunDirectory, config: TrainerConfig) -> bool:
@@ -57,8 +70,12 @@ def is_marked(run: RunDirectory, config: TrainerConfig) -> bool:
     Raises:
         OSError: DONE cannot be read.
     """
+    return _marker(run)[1:2] == [fingerprint(config)]
+
+
+def _marker(run: RunDirectory) -> list[str]:
+    """The lines of DONE; none if there is no such file."""
     try:
-        text = read_text(run.done, errors="replace")
+        return read_text(run.done, errors="replace").splitlines()
     except (FileNotFoundError, IrregularFileError):
-        return False
-    return text.splitlines()[1:] == [fingerprint(config)]
+        return []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainer.contract.config import EarlyStopping
 from trainer.contract.problem import Problem, Setting
+from trainer.contract.rules.data import split_weights
 from trainer.contract.rules.facts import Facts, Rule, multiples, unread
 
 
@@ -75,11 +77,45 @@ def changed_names_hyperparameters(facts: Facts) -> Iterator[Problem]:
     yield from name_problems(facts.checkpoint.changed)
 
 
+def evaluations_can_end_the_run(facts: Facts) -> Iterator[Problem]:
+    """early_stopping and keep_best need evaluations of what they watch (hpcgen's rule: they would have no effect)."""
+    training, data = facts.training, facts.data
+    watch = training.early_stopping
+    if watch is None and not facts.checkpoint.keep_best:
+        return
+    path = "checkpoint.keep_best" if watch is None else "training.early_stopping"
+    if training.eval_interval is None or not training.eval_iters:
+        yield Problem(
+            path=path,
+            reason="needs evaluations while the run trains",
+            hint="set training.eval_interval, and training.eval_iters above 0",
+            about=("training.eval_interval", "training.eval_iters"),
+        )
+        return
+    weights = split_weights(data.split)
+    has_valid = bool(data.mock or data.valid or (data.datasets and weights and weights[1]))
+    splits = [*(["valid"] if has_valid else []), *(each.split for each in data.validation)]
+    monitor = (watch or EarlyStopping()).monitor
+    split, _, column = monitor.rpartition("/")
+    if split not in splits or not column:
+        known = (
+            ", ".join(f"{split}/loss" for split in splits)
+            or "none: name pairs in data.valid or data.validation"
+        )
+        yield Problem(
+            path=path,
+            reason=f"watches {monitor}, which no evaluation has",
+            hint=f"use one of {known}" if splits else known,
+            about=("data.valid", "data.validation"),
+        )
+
+
 RULES: tuple[Rule, ...] = (
     kept_checkpoints_are_written,
     finetuning_needs_weights,
     new_tokens_need_weights,
     changed_names_hyperparameters,
+    evaluations_can_end_the_run,
 )
 
 WARNINGS: tuple[Rule, ...] = ()
