@@ -186,6 +186,25 @@ def test_inspect_shows_what_was_read_of_each_pair(tmp_path: Path) -> None:
         assert "COMPLETE is not a record of this trainer: sampling" in ended.stdout
 
 
+@pytest.mark.parametrize(
+    ("dataset", "line"),
+    [
+        ({"first": 5600, "length": 10_000, "state": None}, "20,000 samples of 10,000 (2.00 epochs)"),
+        ({"first": 0, "length": None, "state": {"place": 3}}, "25,600 samples of a stream, with its state"),
+        ({"first": 0, "length": None, "state": None}, "25,600 samples of a stream"),
+        ({"first": 0, "length": "all", "state": None}, None),
+        ({"first": 0, "length": None, "state": [3]}, None),
+    ],
+)
+def test_inspect_shows_the_position_in_own_data(dataset: dict, line: str | None, tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, 100, sampling=None, dataset=dataset)
+    ended = hpcgen("checkpoint", "inspect", path)
+    if line is None:
+        assert "dataset." in ended.stdout + ended.stderr
+    else:
+        assert f"own data    {line}" in ended.stdout.splitlines()
+
+
 def test_verify_reads_every_byte(run: Path) -> None:
     checkpoint = run / "checkpoints/iter_0000800"
     ended = hpcgen("checkpoint", "inspect", checkpoint, "--verify")

@@ -12,6 +12,7 @@ import numpy
 import pytest
 
 from hpcgen.runs.history import Stage, read_history
+from tests.trainer.chat_pairs import chat_config, random_chats, write_chats
 from tests.trainer.forked import run_python
 from tests.trainer.runs import Run, environment, finished, gpt_config, run
 from trainer.contract.files import checkpoint_files
@@ -178,3 +179,28 @@ def test_samples_are_found_in_every_stage(in_stages: dict[str, Any], at_once: Ru
     (tmp_path / "run").mkdir()
     done = json.loads((at_once.directory / "config.json").read_text())
     assert samples(config, "0", "23") == samples(done, "0", "23")
+
+
+def test_stages_of_chats_continue_exactly(tmp_path: Path) -> None:
+    """A sample holds several chats, so a pair has fewer samples than its tokens suggest. Its second epoch begins."""
+    pairs = [{"prefix": write_chats(tmp_path / name, random_chats(24, seed=ord(name)))} for name in "ab"]
+    config = chat_config(pairs[0]["prefix"], tmp_path / "run", train=pairs)
+    config["data"]["stages"] = [
+        {
+            "name": "both",
+            "until_iter": 3,
+            "train": [pair | {"weight": weight} for pair, weight in zip(pairs, (0.7, 0.3), strict=True)],
+        },
+        {"name": "last", "train": pairs[1:]},
+    ]
+    config["optimizer"]["lr_decay_iters"] = 6
+    at_once = finished(config)
+    parts = copy.deepcopy(config) | {"run_dir": str(tmp_path / "parts")}
+    for last in (3, 5, 6):
+        run_of_part = finished(parts | {"training": parts["training"] | {"train_iters": last}})
+    assert run_of_part.steps == at_once.steps
+    found = [sampling(tmp_path / name) for name in ("run", "parts")]
+    assert found[0]["phases"] == found[1]["phases"]
+    for each in found:
+        assert [stream["read"] for stream in each["streams"]] == [8, 4 + 12]
+        assert each["streams"][1]["packing"]["samples"] < 4 + 12

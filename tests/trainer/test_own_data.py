@@ -136,13 +136,15 @@ PIPELINE = {"pipeline_model_parallel_size": 2}
     ],
 )
 def test_an_interrupted_run_reads_the_same_samples(
-    name: str, layout: dict[str, int], folder: Path, tmp_path: Path
+    name: str, layout: dict[str, int], folder: Path, corpus: str, tmp_path: Path
 ) -> None:
     """In the last attempt, two ranks with loader processes continue what one rank began."""
     config = config_of(folder, name, tmp_path / "run")
     config["training"] |= {"eval_iters": 1, "global_batch_size": 8}
     config["optimizer"]["lr_decay_iters"] = 6
+    config["data"]["validation"] = [{"name": "pair", "datasets": [{"prefix": corpus}]}]
     at_once = finished(config)
+    assert "valid/pair" in {split for _, split, _ in at_once.evaluations}
     parts = copy.deepcopy(config) | {"run_dir": str(tmp_path / "parts")}
     finished(parts | {"training": config["training"] | {"train_iters": 2}})
     first = finished(parts | {"training": config["training"] | {"train_iters": 4}})

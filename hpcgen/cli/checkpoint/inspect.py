@@ -114,6 +114,8 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
         epochs = stream.epochs(stream.read)
         read = f"{counted(stream.read, 'sample')} of {counted(stream.seq_length, 'token')} ({epochs:,.2f} epochs)"
         yield "pair", f"{stream.prefix}: {read}"
+    if dataset := record.get("dataset"):
+        yield "own data", _own_data(record["consumed_samples"] - dataset["first"], dataset)
     yield "size", f"{size_text(num_bytes)} in {counted(len(record['files']), 'file')}"
     ranks = counted(record["world_size"], "rank")
     yield "written by", f"{ranks} ({_layout(record['layout'], model)}), {record['precision']}"
@@ -121,6 +123,14 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
         yield section, _section(section, record[section])
     yield "data", _data(record.get("data") or {})
     yield "versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+
+
+def _own_data(read: int, dataset: Mapping[str, Any]) -> str:
+    """The position of a run in the samples of data.dataset."""
+    so_far, length, state = counted(read, "sample"), dataset["length"], dataset["state"]
+    if length is not None:
+        return f"{so_far} of {length:,} ({read / length:,.2f} epochs)"
+    return f"{so_far} of a stream" if state is None else f"{so_far} of a stream, with its state"
 
 
 def _origin_of_weights(record: Mapping[str, Any]) -> tuple[str, str]:
