@@ -27,7 +27,7 @@ from trainer.contract.model.batch_size import Batches  # noqa: E402
 from trainer.data.datasets import build_datasets  # noqa: E402
 from trainer.data.loader import data_iterators  # noqa: E402
 from trainer.distributed import groups, rendezvous  # noqa: E402
-from trainer.faults.best import BestWatch
+from trainer.faults.best import BestWatch  # noqa: E402
 from trainer.faults.spikes import MIN_LOSSES, SpikeWatch  # noqa: E402
 from trainer.loss import Objective  # noqa: E402
 from trainer.model import experts, kernels  # noqa: E402
