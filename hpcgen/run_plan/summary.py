@@ -126,6 +126,7 @@ def _training(plan: Plan) -> dict[str, Any]:
         "experts": _experts(plan),
         "tokens_per_step": tokens,
         "tokens_of_the_run": total_samples(trainer.training) * trainer.model.seq_length,
+        "sft": trainer.data.sft,
         "rampup_batch_size": trainer.training.rampup_batch_size,
         "dataset": trainer.data.dataset,
         "pairs": [dataclasses.asdict(reading) for reading in pair_readings(trainer)],
@@ -335,6 +336,8 @@ def _precision(summary: dict[str, Any]) -> str:
 
 def _tokens(summary: dict[str, Any]) -> str:
     tokens = f"{summary['tokens_per_step']:,} per step, {summary['tokens_of_the_run']:,} in total"
+    if summary["sft"]:
+        tokens += ", with the padding of samples of chats"
     if summary["rampup_batch_size"] is None:
         return tokens
     start, increment, samples = summary["rampup_batch_size"]

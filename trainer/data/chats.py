@@ -103,7 +103,7 @@ class Chats(Kind):
             packed = Packed.load(source.cache_dir, index)
             _require_enough(split, prefix, packed.counts, source)
             if number < MAX_PAIRS_SHOWN:
-                log(f"data: {split}: {prefix}: {_text(packed, source)}")
+                log(f"data: {split}: {prefix}: {_text(packed, source, split)}")
             found[prefix] = Packing(len(packed), packed.counts.tokens, source.config.data.sft_packing)
         return found
 
@@ -324,7 +324,9 @@ def _require_enough(split: str, prefix: str, counts: Counts, source: Source) -> 
     )
 
 
-def _text(packed: Packed, source: Source) -> str:
+def _text(packed: Packed, source: Source, split: str) -> str:
+    batch = source.config.training.global_batch_size
+    steps = f" ({len(packed) / batch:,.1f} steps of {batch:,})" if split == "train" else ""
     counts, length = packed.counts, source.config.model.seq_length
     left_out = [
         f"{number:,} {what}"
@@ -337,7 +339,7 @@ def _text(packed: Packed, source: Source) -> str:
     ]
     return "; ".join(
         [
-            f"{counted(counts.read, 'chat')} in {counted(len(packed), 'sample')} of {length:,} tokens, "
+            f"{counted(counts.read, 'chat')} in {counted(len(packed), 'sample')} of {length:,} tokens{steps}, "
             f"{counts.tokens / (len(packed) * length):.1%} full",
             f"{counts.learned / counts.tokens:.1%} of the tokens are learned",
             *left_out,
