@@ -56,6 +56,9 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "precision",
         "fp8",
         "recompute_granularity",
+        "loss",
+        "z_loss_coeff",
+        "metrics",
         "seed",
     ),
     "optimizer": (

@@ -135,6 +135,9 @@ def _training(plan: Plan) -> dict[str, Any]:
         "fp8_recipe": trainer.training.fp8_recipe if trainer.training.fp8 else None,
         "layer_spec": trainer.model.layer_spec,
         "model_provider": trainer.model.model_provider,
+        "loss": trainer.training.loss,
+        "z_loss_coeff": trainer.training.z_loss_coeff,
+        "metrics": list(trainer.training.metrics),
         "lr": trainer.optimizer.lr,
         "min_lr": trainer.optimizer.min_lr,
         "lr_decay_style": trainer.optimizer.lr_decay_style,
@@ -223,6 +226,7 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         *_pairs(summary["pairs"]),
         *_dataset(summary["dataset"]),
         ("learning rate", _rate(summary)),
+        *_objective(summary),
         ("memory", _memory(summary)),
         ("checkpoint", checkpoint),
         *storage_summary.for_people(summary),
@@ -366,6 +370,16 @@ def _pair(pair: dict[str, Any]) -> str:
         f"{stage}{pair['prefix']}: {read} samples read, {pair['remaining']:,} to read (about {pair['epochs']:.2f} "
         f"epochs, {pair['tokens']:,} tokens)"
     )
+
+
+def _objective(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The row for losses and metrics of the user, and for the z-loss. Empty without them."""
+    parts = [
+        summary["loss"],
+        summary["z_loss_coeff"] and f"z-loss x {summary['z_loss_coeff']:g}",
+        summary["metrics"] and f"metrics {', '.join(summary['metrics'])}",
+    ]
+    return [("objective", "; ".join(filter(None, parts)))] if any(parts) else []
 
 
 def _rate(summary: dict[str, Any]) -> str:

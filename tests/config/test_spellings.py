@@ -101,7 +101,8 @@ WORDS = """
     qlora model.use_dora -> examples/deepspeed/lora.yaml
     sft data.chat_template training.loss_on_answers -> use data.sft: true
     model.tie_embeddings tie_word_embeddings -> use model.untie_embeddings_and_output_weights, with the opposite
-    distillation training.distillation teacher -> does not support distillation
+    distillation training.distillation teacher -> use training.loss with examples/distillation.py
+    label_smoothing training.loss_fn -> use training.loss, with a function such as smoothed in
     early_stopping training.patience early_stopping_patience -> use training.early_stopping
     checkpoint.save_best load_best_model_at_end -> use checkpoint.keep_best
     ema training.use_ema -> use training.ema_decay

@@ -13,13 +13,13 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.nn import functional
 
+from tests.trainer.losses import microbatch, sums_and_gradients
 from tests.trainer.runs import DEEPSEEK, LLAMA, ROOT, Run, finished, gpt_config, run
 from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import Exit, TrainerError
 from trainer.contract.files.metrics_columns import TAKEN
 from trainer.data.loader import MicroBatch
-from trainer.loss import Objective
 from trainer.model.build import build_model
 
 pytestmark = [
@@ -27,36 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*:UserWarning:megatron", "ignore:.*:DeprecationWarning"),
     pytest.mark.usefixtures("mtp_losses"),
 ]
-
-
-def microbatch(config: TrainerConfig) -> MicroBatch:
-    """Two samples of random tokens, a third of which do not count."""
-    random = torch.Generator().manual_seed(3)
-    shape = 2, config.model.seq_length
-    tokens, labels = (torch.randint(1000, shape, generator=random) for _ in range(2))
-    return MicroBatch(
-        tokens=tokens,
-        labels=labels,
-        loss_mask=(torch.rand(shape, generator=random) > 1 / 3).float(),
-        position_ids=torch.arange(shape[1]).expand(shape),
-        boundaries=None,
-    )
-
-
-def sums_and_gradients(
-    config: TrainerConfig, groups: ProcessGroupCollection, batch: MicroBatch
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The sums for the log, and the gradients by parameter, of the objective of `config`."""
-    model = build_model(config, groups, ON_CPU)
-    objective = Objective(config, model)
-    objective.measure(True)
-    [chunk] = model
-    chunk.zero_grad_buffer()
-    further = objective.begin(chunk, batch)
-    losses = chunk(batch.tokens, batch.position_ids, None, labels=batch.labels, **further)
-    total, _, sums = objective.of_microbatch(losses, batch, chunk)
-    total.backward()
-    return sums, {name: each.main_grad.clone() for name, each in chunk.named_parameters()}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
