@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import shlex
 from typing import Any
@@ -11,10 +10,9 @@ from hpcgen.config.fields import slurm_time
 from hpcgen.planning import checkpointing
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.memory import GIB, estimate_memory
-from hpcgen.planning.mixture import pair_readings
 from hpcgen.planning.resuming import continuation_of
 from hpcgen.planning.setup import Setup
-from hpcgen.run_plan import prediction_summary, storage_summary
+from hpcgen.run_plan import pair_summary, prediction_summary, storage_summary
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.prediction import step_time_s
 from hpcgen.stages.train import TRAIN
@@ -25,9 +23,6 @@ from trainer.contract.model.experts import num_moe_layers
 from trainer.contract.model.model_size import active_parameter_count, checkpoint_bytes, parameter_count
 from trainer.contract.optimizers import optimizer_of
 from trainer.contract.resuming.change import Change
-
-MAX_PAIRS = 20
-"""Maximum number of pairs in the lines for people."""
 
 
 def summarize(plan: Plan) -> dict[str, Any]:
@@ -48,17 +43,18 @@ def summarize(plan: Plan) -> dict[str, Any]:
     trains = any(stage.kind.trains or stage.kind.runs_user_program for stage in plan.stages.values())
     prediction, doubts = prediction_summary.in_json(plan) if trains else ({}, [])
     step_s = prediction["prediction"]["step_time_s"] if prediction.get("prediction") else step_time_s(plan)
+    read, doubts_of_pairs = pair_summary.in_json(plan, plan.trainer) if plan.trainer else ([], [])
     stored, more_doubts = storage_summary.in_json(plan, step_s) if plan.training else ({}, [])
     return {
         "name": plan.config.name,
         "cluster": plan.run.cluster_name,
         "cluster_file": plan.run.cluster_files[0],
         "stages": stages,
-        **_training(plan),
+        **_training(plan, read),
         **prediction,
         **stored,
         **_program(plan),
-        "warnings": [*plan.warnings, *doubts, *more_doubts],
+        "warnings": [*plan.warnings, *doubts_of_pairs, *doubts, *more_doubts],
     }
 
 
@@ -110,7 +106,7 @@ def _chosen(section: object) -> dict[str, str]:
     return {key: value for key, value in vars(section).items() if value is not None}
 
 
-def _training(plan: Plan) -> dict[str, Any]:
+def _training(plan: Plan, pairs: list[dict[str, Any]]) -> dict[str, Any]:
     trainer, layout, stage = plan.trainer, plan.layout, plan.training
     if trainer is None or layout is None or stage is None:
         return {}
@@ -129,7 +125,7 @@ def _training(plan: Plan) -> dict[str, Any]:
         "sft": trainer.data.sft,
         "rampup_batch_size": trainer.training.rampup_batch_size,
         "dataset": trainer.data.dataset,
-        "pairs": [dataclasses.asdict(reading) for reading in pair_readings(trainer)],
+        "pairs": pairs,
         "precision": trainer.training.precision,
         "fp8": trainer.training.fp8,
         "fp8_recipe": trainer.training.fp8_recipe if trainer.training.fp8 else None,
@@ -223,7 +219,7 @@ def for_people(summary: dict[str, Any]) -> list[tuple[str, str]]:
         *_experts_for_people(summary["experts"]),
         ("precision", _precision(summary)),
         ("tokens", _tokens(summary)),
-        *_pairs(summary["pairs"]),
+        *pair_summary.for_people(summary["pairs"]),
         *_dataset(summary["dataset"]),
         ("learning rate", _rate(summary)),
         *_objective(summary),
@@ -348,28 +344,10 @@ def _tokens(summary: dict[str, Any]) -> str:
     return f"{tokens}; batch size grows from {start} in increments of {increment} over {samples:,} samples"
 
 
-def _pairs(pairs: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """A line for each pair of a stage, unless there is only one and nothing was read of it."""
-    if len(pairs) == 1 and pairs[0]["read"] == 0 and pairs[0]["stage"] is None:
-        return []
-    shown = [("pair", _pair(pair)) for pair in pairs[:MAX_PAIRS]]
-    more = len(pairs) - MAX_PAIRS
-    return [*shown, ("pair", f"and {counted(more, 'more pair')}")] if more > 0 else shown
-
-
 def _dataset(dataset: str | None) -> list[tuple[str, str]]:
     if dataset is None:
         return []
     return [("samples", f"made by {dataset}, whose code is recorded in checkpoints and whose data is not")]
-
-
-def _pair(pair: dict[str, Any]) -> str:
-    read = "?" if pair["read"] is None else f"{pair['read']:,}"
-    stage = f"stage {pair['stage']}, " if pair["stage"] else ""
-    return (
-        f"{stage}{pair['prefix']}: {read} samples read, {pair['remaining']:,} to read (about {pair['epochs']:.2f} "
-        f"epochs, {pair['tokens']:,} tokens)"
-    )
 
 
 def _objective(summary: dict[str, Any]) -> list[tuple[str, str]]:

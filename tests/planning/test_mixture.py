@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hpcgen.planning.mixture import Reading, pair_readings, readings
+from hpcgen.run_plan.pair_summary import doubts
 from tests.recorded_run import CONFIG, write_checkpoint
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
@@ -99,3 +100,35 @@ def test_nothing_is_said_before_a_checkpoint_of_megatron_lm(prefixes: list[str],
 def test_nothing_is_said_without_the_pairs(prefixes: list[str]) -> None:
     Path(f"{prefixes[0]}.idx").unlink()
     assert readings(trainer(prefixes, 0.7, 0.3), None) == []
+
+
+def doubted(config: TrainerConfig) -> list[str]:
+    return [f"{problem.path} {problem.reason}" for problem in doubts(config, readings(config, None))]
+
+
+def test_texts_that_are_read_too_often_are_doubted(prefixes: list[str]) -> None:
+    assert doubted(trainer(prefixes, 0.3, 0.7))[0].startswith(
+        f"data.train is read too often: the run reads {prefixes[1]} for 7.0 epochs. Beyond about 4 epochs"
+    )
+    assert "10.0 epochs, and" not in doubted(trainer(prefixes, 0.5, 0.5))[0]
+    assert "for 5.0 epochs, and 1 other pair more than 4" in doubted(trainer(prefixes, None, None))[0]
+    short = trainer(prefixes, 0.5, 0.5)
+    short = dataclasses.replace(short, training=dataclasses.replace(short.training, train_iters=800))
+    assert doubted(short) == []
+
+
+def test_a_pair_with_a_negligible_weight_is_doubted(prefixes: list[str]) -> None:
+    repeated, unread = doubted(trainer(prefixes, 1.0, 1e-9))
+    assert "for 10.0 epochs" in repeated
+    assert unread.startswith(
+        f"data.train has a pair that the run hardly reads: {prefixes[1]} gives at most one"
+    )
+
+
+def test_epochs_of_an_earlier_attempt_count(prefixes: list[str]) -> None:
+    config = trainer(prefixes, 0.5, 0.5)
+    found = [
+        Reading(prefixes[0], 30_000, 10_000, 1.2, 10_000 * 2048),
+        Reading(prefixes[1], 0, 10, 0.1, 20_480),
+    ]
+    assert "for 4.8 epochs" in next(doubts(config, found)).reason
