@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,12 +19,15 @@ from click.testing import CliRunner
 from hpcgen.cli.main import cli
 from hpcgen.config.corpus import ChatConfig, CorpusJob
 from hpcgen.config.tokenizer import TokenizerConfig
+from hpcgen.data.chats import learned_tokens
 from hpcgen.data.first_documents import check_first_documents
+from hpcgen.data.jsonl import Texts
 from hpcgen.data.manifest import manifest_path, read_manifest
 from hpcgen.data.pair import open_pair
 from hpcgen.data.record import Record, read_record
 from hpcgen.data.stages import configuration
 from hpcgen.data.task import make_unit
+from hpcgen.data.tokenizer import load_tokenizer
 from hpcgen.data.verification import Expected, verify
 from hpcgen.errors import HpcgenError
 from tests.data.chat_corpora import (
@@ -36,6 +40,10 @@ from tests.data.chat_corpora import (
     write_chats,
     write_tokenizer,
 )
+from trainer.chats.answers import Span, render_answers
+from trainer.chats.chat import Chat, read_chat
+from trainer.chats.errors import BadChatError
+from trainer.chats.template import ChatTemplate
 from trainer.contract.files.loss_mask import mask_path
 
 from .data_runs import make_units, one_unit, planned_corpus, published
@@ -417,3 +425,40 @@ def test_masks_of_ones_stop_a_unit_at_its_first_block(tmp_path: Path) -> None:
     job = job_of(tmp_path, ["chats.jsonl"], everything, verify_fraction=0.0)
     with pytest.raises(HpcgenError, match=r"all of the .* tokens of \d+ chats would be learned"):
         prepared(job)
+
+
+def test_masks_are_those_of_character_offsets(tmp_path: Path) -> None:
+    """An independent way to the mask: the library tokenizers says which characters a token has."""
+    file = write_tokenizer(tmp_path)
+    library = tokenizers.Tokenizer.from_file(str(file))
+    loaded = load_tokenizer(TokenizerConfig(kind="huggingface", tokenizer_file=str(file), eod_token="<eos>"))
+    template = ChatTemplate("chatml", CHATML, special_tokens={}, added_tokens=("<|im_end|>",))
+    choose = random.Random(0)
+    parts = ["hello", " ", "\n", "\n\n", "é", "😀", "system\n", "<|im_end|>", "Oslo", ".", "  x", "İ"]
+    texts, answers = list[str](), list[list[Span]]()
+    for _ in range(300):
+        turns = [
+            "".join(choose.choices(parts, k=choose.randrange(1, 8))) for _ in range(choose.choice((2, 4)))
+        ]
+        try:
+            read = read_chat(chat(*turns))
+            assert isinstance(read, Chat)
+            text, spans = render_answers(template, read)
+        except BadChatError:  # an answer of spaces or special tokens
+            continue
+        texts.append(text)
+        answers.append(spans)
+    lines = np.arange(len(texts))
+    mask, wrong = learned_tokens(loaded.encode, Texts(texts, lines, [], answers), *loaded.encode(texts))
+    begin = num_wrong = 0
+    for index, (text, spans) in enumerate(zip(texts, answers, strict=True)):
+        offsets = library.encode(text, add_special_tokens=False).offsets
+        end = begin + len(offsets)
+        inside = [any(first <= a and b <= last for first, last in spans) for a, b in offsets]
+        crosses = any(a < border < b for a, b in offsets for span in spans for border in span)
+        assert crosses == (index in wrong), text
+        num_wrong += crosses
+        if not crosses:
+            assert mask[begin:end].tolist() == inside, text
+        begin = end
+    assert 5 < num_wrong < len(texts) / 2
