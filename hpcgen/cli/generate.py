@@ -13,6 +13,7 @@ import click
 from hpcgen.checkpoints.finding import find_checkpoint
 from hpcgen.cli.checkpoint.paths import complete_checkpoints
 from hpcgen.cli.options import override_option, read_absolute
+from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import ConfigErrors, HpcgenError
 from trainer.contract.config.choice import text_problem
 
@@ -54,6 +55,12 @@ PASSED_ON = (
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE.JSONL",
     help='JSON Lines such as {"prompt": "Once upon a time"}; - reads standard input.',
+)
+@click.option(
+    "--chat",
+    is_flag=True,
+    help="Answer chats: --prompt is a message of the user, and lines of --prompts have messages. Uses the tokenizer's "
+    "chat template.",
 )
 @click.option(
     "--max-new-tokens",
@@ -112,6 +119,7 @@ def command(
     eod_token: str | None,
     prompt: str | None,
     prompts: Path | None,
+    chat: bool,
     stop: tuple[str, ...],
     as_json: bool,
     **options: object,
@@ -123,6 +131,8 @@ def command(
 
     if prompt is not None and prompts is not None:
         raise HpcgenError("--prompt and --prompts both give prompts", "use only one of them")
+    if chat and prompt is None and prompts is None:
+        raise HpcgenError("--chat needs a chat", "use --prompt or --prompts")
     if prompt is None and prompts is None and not sys.stdin.isatty():
         raise HpcgenError("no prompt, and standard input is not a terminal", "use --prompt or --prompts")
     texts = (("--prompt", prompt or ""), *(("--stop", string) for string in stop))
@@ -135,17 +145,45 @@ def command(
     for name in PASSED_ON:
         if options[name] is not None:
             arguments += [f"--{name.replace('_', '-')}", str(options[name])]
+    rendered = [prompt] if prompt is not None else []
+    if chat:
+        rendered, end = _rendered(run, tokenizer, prompt, prompts)
+        stop = (*stop, *([end] if end is not None else ()))
     arguments += [f"--stop={string}" for string in stop]
     if as_json or (prompts is not None and not sys.stdout.isatty()):
         arguments.append("--json")
     with contextlib.ExitStack() as stack:
         arguments += stack.enter_context(_tokenizer(run, tokenizer, eod_token))
-        if prompt is not None:
-            prompts = stack.enter_context(prompt_file(prompt))
+        if rendered:
+            prompts = stack.enter_context(prompt_file(*rendered))
         if prompts is not None:
             arguments += ["--prompts", str(prompts)]
         status = run_generation(arguments)
     ctx.exit(status)
+
+
+def _rendered(
+    run: RunConfig | None, tokenizer: str | None, prompt: str | None, prompts: Path | None
+) -> tuple[list[str], str | None]:
+    """The chats as text, and the token that ends an answer."""
+    from hpcgen.checkpoints.generation import chat_prompts, read_chats
+
+    if prompt is not None:
+        documents = [("--prompt", {"messages": [{"role": "user", "content": prompt}]})]
+    else:
+        documents = list(read_chats(prompts or Path("-")))
+    if run is not None:
+        corpus = run.data.corpus
+        return chat_prompts(documents, run.data.tokenizer, corpus.chat if corpus is not None else None)
+    file = Path(tokenizer or "")
+    if file.is_dir():
+        file /= "tokenizer.json"
+    if not file.is_file():
+        raise HpcgenError(
+            f"--chat needs a chat template, which {tokenizer or 'no tokenizer'} has not",
+            "use -c run.yaml, or --tokenizer with the path of a tokenizer.json",
+        )
+    return chat_prompts(documents, TokenizerConfig(kind="huggingface", tokenizer_file=str(file)), None)
 
 
 def _read_run(config: Path | None, overrides: tuple[str, ...]) -> RunConfig | None:

@@ -235,3 +235,25 @@ def test_bad_chats(document: dict[str, Any], kind: str, reason: str) -> None:
     with pytest.raises(BadChatError, match=reason) as caught:
         read_chat(document)
     assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [
+        ("qwen2_5", "<|im_end|>"),
+        ("gemma3", "<end_of_turn>"),
+        ("llama3_1", "<|eot_id|>"),
+        ("gptoss", "<|return|>"),
+        ("deepseekv3", "<｜end▁of▁sentence｜>"),
+        ("glm4moe", None),
+    ],
+)
+def test_the_token_that_ends_an_answer(name: str, token: str | None) -> None:
+    """Also for templates that are refused for training."""
+    assert template(model_template(name), date=datetime.date(2026, 1, 2)).end_of_turn() == token
+
+
+def test_the_date_may_be_chosen() -> None:
+    """Without it, even a template that could do without refuses, since its text depends on the day."""
+    with pytest.raises(ChatTemplateError, match="today's date"):
+        marked(model_template("llama3_2"), ONE)

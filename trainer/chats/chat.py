@@ -56,9 +56,8 @@ def read_chat(document: Mapping[str, Any]) -> Chat | Completion:
         return _chat(document, _messages(document[MESSAGES], MESSAGES), 0)
     prompt, completion = document.get(PROMPT), document.get(COMPLETION)
     if prompt is None or completion is None:
-        keys = ", ".join(repr(key[:_SHOWN]) for key in list(document)[:8]) or "none"
         raise BadChatError(
-            "no chat", f"missing key 'messages', or 'prompt' and 'completion' (the keys are {keys})"
+            "no chat", f"missing key 'messages', or 'prompt' and 'completion' ({_keys(document)})"
         )
     if isinstance(prompt, str) and isinstance(completion, str):
         if not completion.strip():
@@ -74,6 +73,25 @@ def read_chat(document: Mapping[str, Any]) -> Chat | Completion:
     )
 
 
+def read_prompt(document: Mapping[str, Any]) -> Chat:
+    """Reads the messages of a JSON object that a model is to answer.
+
+    Raises:
+        BadChatError: the object has no messages, a message is incomplete, or the last one is an answer.
+    """
+    if document.get(MESSAGES) is None:
+        raise BadChatError("no chat", f"missing key 'messages' ({_keys(document)})")
+    messages = _messages(document[MESSAGES], MESSAGES)
+    if messages[-1]["role"] == ASSISTANT:
+        raise BadChatError("nothing to answer", f"the last message has the role {ASSISTANT!r}")
+    return _with_context(document, messages, len(messages))
+
+
+def _keys(document: Mapping[str, Any]) -> str:
+    keys = ", ".join(repr(key[:_SHOWN]) for key in list(document)[:8]) or "none"
+    return f"the keys are {keys}"
+
+
 def _chat(document: Mapping[str, Any], messages: list[Message], num_prompt_messages: int) -> Chat:
     answers = [message for message in messages[num_prompt_messages:] if message["role"] == ASSISTANT]
     if not answers:
@@ -81,6 +99,11 @@ def _chat(document: Mapping[str, Any], messages: list[Message], num_prompt_messa
     for message in answers:
         if not any((message.get("content", "").strip(), message.get("tool_calls"), _reasoning(message))):
             raise BadChatError("empty answer", f"message {messages.index(message)} is an answer without text")
+    return _with_context(document, messages, num_prompt_messages)
+
+
+def _with_context(document: Mapping[str, Any], messages: list[Message], num_prompt_messages: int) -> Chat:
+    """The messages with what is next to them in the object."""
     variables = document.get("chat_template_kwargs") or {}
     if not isinstance(variables, dict):
         raise BadChatError("chat_template_kwargs is not an object", f"got {_shown(variables)}")

@@ -12,7 +12,7 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
-from trainer.chats.chat import Chat, Message
+from trainer.chats.chat import ASSISTANT, Chat, Message
 from trainer.chats.errors import BadChatError, ChatTemplateError
 from trainer.contract.problem import FilePlace
 
@@ -84,6 +84,16 @@ class ChatTemplate:
             ChatTemplateError: the template does what the sandbox forbids, or asks for the date.
         """
         return _without_marks(self._render(chat, chat.messages, False))
+
+    def end_of_turn(self) -> str | None:
+        """The token that ends an answer; None if the template writes none after it, or refuses a short chat."""
+        question, answer = {"role": "user", "content": "Hello"}, {"role": ASSISTANT, "content": "Goodbye"}
+        try:
+            text = self.render(Chat([question, answer]))
+        except BadChatError:
+            return None
+        rest = text.rpartition(answer["content"])[2].lstrip()
+        return max(filter(rest.startswith, self.added_tokens), key=len, default=None)
 
     def _render(self, chat: Chat, messages: list[Message], add_generation_prompt: bool) -> str:
         variables = {**self.variables, **chat.variables}
