@@ -59,6 +59,16 @@ def endless(split, config):
         yield sample(number, config)
         number += 1
 
+def rows(config):
+    for number in range(30):
+        yield {"tokens": sample(number, config)["tokens"].tolist()}
+
+def hugging_face(split, config):
+    from datasets import IterableDataset
+
+    stream = IterableDataset.from_generator(rows, gen_kwargs={"config": config})
+    return stream.repeat(None).with_format("numpy")
+
 def short(split, config):
     for number in range(10):
         yield sample(number, config)
@@ -133,6 +143,7 @@ PIPELINE = {"pipeline_model_parallel_size": 2}
         ("windows", PIPELINE),
         ("Texts", {}),
         pytest.param("endless", {}, marks=pytest.mark.slow),
+        pytest.param("hugging_face", {}, marks=pytest.mark.slow),
     ],
 )
 def test_an_interrupted_run_reads_the_same_samples(
@@ -146,9 +157,9 @@ def test_an_interrupted_run_reads_the_same_samples(
     at_once = finished(config)
     assert "valid/pair" in {split for _, split, _ in at_once.evaluations}
     parts = copy.deepcopy(config) | {"run_dir": str(tmp_path / "parts")}
-    finished(parts | {"training": config["training"] | {"train_iters": 2}})
-    first = finished(parts | {"training": config["training"] | {"train_iters": 4}})
-    assert first.steps == at_once.steps[:4]
+    for last in (2, 4) if name == "Texts" else (3,):
+        first = finished(parts | {"training": config["training"] | {"train_iters": last}})
+        assert first.steps == at_once.steps[:last]
     parts["data"]["num_workers"] = 2
     last = finished(parts | {"world_size": 2, "parallelism": layout})
     numpy.testing.assert_allclose(last.steps, at_once.steps, rtol=0, atol=1e-4)

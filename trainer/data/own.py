@@ -293,5 +293,6 @@ def check_state(stream: StreamSamples) -> None:
         raise SampleError(
             f"{provider.name} does not continue from its state: after the first sample, state_dict() returns "
             f"{_shown(state)}, and with this state, __iter__ does not begin with the second sample. Advance the "
-            "position before each yield, not after it"
+            "position before each yield, not after it, and use no buffer that is not in the state. Or yield from the "
+            "stream in a generator: a resumed run then reads it again and skips what was read"
         )
