@@ -36,6 +36,20 @@ ZEPHYR = (
 """Traits of Zephyr's template: the generation prompt lacks the newline that begins the answer."""
 
 
+SPEAKING = tool_chat()
+SPEAKING["messages"][1]["content"] = "Let me look."
+_CALL = "{{ message.tool_calls[0].function.name }}"
+TOOLS_OR_TEXT = (
+    CHATML.replace("{{ message.content }}", f"{{{{ message.content or {_CALL[3:-3]} }}}}") + "{# tools #}"
+)
+"""Leaves out calls next to a text, as DeepSeek-R1's template does."""
+CALLS_ONLY = CHATML.replace(
+    "{{ message.content }}",
+    f"{{% if message.tool_calls %}}{_CALL}{{% else %}}{{{{ message.content }}}}{{% endif %}}",
+).replace("{% for", "{# tools #}{% for", 1)
+"""Leaves out the text next to calls."""
+
+
 def template(source: str, *, date: datetime.date | None = None, name: str = "a.jinja") -> ChatTemplate:
     return ChatTemplate(name, source, special_tokens=VARIABLES, added_tokens=SPECIAL_TOKENS, date=date)
 
@@ -186,6 +200,8 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_name(name: str) ->
         (MARKED_CHATML.replace("%}{{ message.content }}<|im", "%}<|im"), ONE, BadChatError, "writes only"),
         (MARKED_CHATML.replace("role == 'assistant'", "role == 'model'"), ONE, BadChatError, "marks no text"),
         (model_template("llama3"), tool_chat(), BadChatError, "tools"),
+        (TOOLS_OR_TEXT, SPEAKING, BadChatError, "does not write the call of 'rain' in message 1"),
+        (CALLS_ONLY, SPEAKING, BadChatError, "writes nothing of message 1, which has the role 'assistant'"),
         (ZEPHYR, DEVELOPER, BadChatError, "writes nothing of message 0, which has the role 'developer'"),
         (model_template("gemma"), TWO, BadChatError, "System role not supported"),
         (MISTRAL, {"messages": ONE["messages"][::-1]}, BadChatError, "roles must alternate"),

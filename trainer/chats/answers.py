@@ -10,10 +10,7 @@ from trainer.chats.template import ChatTemplate
 
 Span = tuple[int, int]
 """Begin and end (exclusive) in a text, in characters."""
-_HINT = (
-    "Use a template with {% generation %} and {% endgeneration %} around the text of the answers "
-    "(data.corpus.chat.chat_template_file, --chat-template)"
-)
+_HINT = "Set data.corpus.chat.chat_template_file (--chat-template) to a template with {% generation %} blocks"
 _CONTEXT = 30
 _LONGEST_EMPTY = 100
 """Characters of an answer from which on it is not searched for special tokens."""
@@ -84,19 +81,31 @@ def _require_text(template: ChatTemplate, text: str, spans: list[Span]) -> None:
 def _require_messages(template: ChatTemplate, chat: Chat, text: str) -> None:
     """Refuses a chat of which the template leaves out a message, for example one of a role that it does not know."""
     for index, message in enumerate(chat.messages):
-        content = message["content"].strip()
-        if not content or content in text or message["role"] == ASSISTANT:
-            continue
-        others = dataclasses.replace(chat, messages=[*chat.messages[:index], *chat.messages[index + 1 :]])
-        try:
-            is_left_out = template.render(others) == text
-        except BadChatError:
-            continue  # the template needs the message
-        if is_left_out:
+        if _is_left_out(template, chat, text, index):
             raise BadChatError(
                 "the chat template leaves out a message",
                 f"the chat template writes nothing of message {index}, which has the role {message['role']!r}",
             )
+        names = ((call.get("function") or call).get("name") for call in message.get("tool_calls", ()))
+        if missing := next((name for name in names if isinstance(name, str) and name not in text), None):
+            raise BadChatError(
+                "the chat template leaves out a tool call",
+                f"the chat template does not write the call of {missing!r} in message {index}",
+            )
+
+
+def _is_left_out(template: ChatTemplate, chat: Chat, text: str, index: int) -> bool:
+    """Returns whether `text`, the rendered chat, has nothing of a message's content."""
+    message = chat.messages[index]
+    content = message["content"].strip()
+    if not content or content in text:
+        return False
+    instead = [{**message, "content": ""}] if message["role"] == ASSISTANT else []
+    others = [*chat.messages[:index], *instead, *chat.messages[index + 1 :]]
+    try:
+        return template.render(dataclasses.replace(chat, messages=others)) == text
+    except BadChatError:
+        return False  # the template needs the message
 
 
 def _body(answer: str, added_tokens: tuple[str, ...]) -> str:
@@ -129,7 +138,7 @@ def _beginning(
     raise ChatTemplateError(
         f"this chat template does not show where answers begin and end: it renders {what}the first {count} messages of "
         f"a chat ({roles(chat.messages)}) as {_excerpt(start, same)}, but within the entire chat as "
-        f"{_excerpt(text, same)}. {_HINT}",
+        f"{_excerpt(text, same)}. {_HINT} around the answers",
         where=template.name,
     )
 
@@ -141,7 +150,7 @@ def _length_with_end(template: ChatTemplate, answer: str, index: int) -> int:
         return len(stripped)
     raise ChatTemplateError(
         f"the chat template ends an answer (message {index}) with {stripped[-_CONTEXT:]!r}, which is not a token that "
-        f"ends a turn. A model would not learn to end its answer. {_HINT}, which include such a token",
+        f"ends a turn. A model would not learn to end its answer. {_HINT} that include such a token",
         where=template.name,
     )
 
