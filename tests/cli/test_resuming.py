@@ -354,6 +354,27 @@ def test_edited_code_is_refused_before_the_job_queues(workplace: Path, run_file:
     assert validated(run_file, schedule, "checkpoint.changed=[optimizer.lr_schedule]").status == 0
 
 
+def test_an_edited_loss_is_refused_and_an_edited_metric_is_not(workplace: Path, run_file: Path) -> None:
+    arguments = "logits, labels, loss_mask, batch"
+    for name in ("loss", "metric"):
+        (workplace / f"{name}.py").write_text(f"def {name}({arguments}): return 1, 1\n")
+    own = ("training.loss=loss.py:loss", "training.metrics=[metric.py:metric]")
+    trainer = plan(load_run(run_file, [*own, "paths.run_dir=new"])).trainer
+    assert trainer is not None
+    origins = provenance.examine(trainer).origins
+    assert origins["code"].keys() == {"training.loss", "training.metrics[0]"}
+    write_checkpoint(workplace / "run/checkpoints", 15, **sections(trainer), origins=origins)
+    (workplace / "metric.py").write_text(f"def metric({arguments}): return 2, 1\n")
+    assert validated(run_file, *own).status == 0
+    assert validated(run_file, own[0]).status == 0
+    (workplace / "loss.py").write_text(f"def loss({arguments}): return 2, 1\n")
+    found = validated(run_file, *own)
+    assert found.status == 2
+    assert "if this is intended, set checkpoint.changed: [training.loss]" in found.stderr
+    found = validated(run_file, "training.z_loss_coeff=1e-4")
+    assert "set checkpoint.changed: [training.loss, training.z_loss_coeff]" in found.stderr
+
+
 def test_differences_are_in_the_json_too(workplace: Path, run_file: Path) -> None:
     run_file.write_text(run_file.read_text().replace("0.001", "0.002"))
     line = next(n for n, text in enumerate(run_file.read_text().splitlines(), 1) if "0.002" in text)

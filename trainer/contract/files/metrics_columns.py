@@ -48,6 +48,8 @@ TAKEN = frozenset(
         "event",
         "iteration",
         "split",
+        "samples",
+        "stage",
         "compute_s",
         "peak_reserved_gib",
         "moe_max_load_by_layer",
