@@ -13,8 +13,8 @@ import torch
 from tests.trainer.runs import LLAMA, Run, finished, write_corpus
 from tests.trainer.test_gpu import TP2_SP, needs_gpus, on_gpus, with_engine
 
-TOLERANCE = 0.02
-"""Largest difference of a loss between kernels and layouts. In bf16 the order of sums differs."""
+TOLERANCE = 0.003
+"""Largest difference of a loss between kernels and layouts in bf16, whose sums differ. On two H100s it was 0.0005."""
 
 pytestmark = [
     pytest.mark.gpu,
