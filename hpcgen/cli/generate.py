@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,11 @@ PASSED_ON = (
     "chat template.",
 )
 @click.option(
+    "--show-prompts",
+    is_flag=True,
+    help="With --chat: only print the rendered prompts as JSON Lines, for answers.prompts and generation.prompts.",
+)
+@click.option(
     "--max-new-tokens",
     type=click.IntRange(min=1),
     metavar="N",
@@ -120,6 +126,7 @@ def command(
     prompt: str | None,
     prompts: Path | None,
     chat: bool,
+    show_prompts: bool,
     stop: tuple[str, ...],
     as_json: bool,
     **options: object,
@@ -138,7 +145,12 @@ def command(
     texts = (("--prompt", prompt or ""), *(("--stop", string) for string in stop))
     if problems := [problem for option, text in texts if (problem := text_problem(option, text))]:
         raise ConfigErrors(problems)
+    if show_prompts and not chat:
+        raise HpcgenError("--show-prompts has no effect without --chat", "add --chat, or remove it")
     run = _read_run(config, overrides)
+    if show_prompts:
+        _show_prompts(*_rendered(run, tokenizer, prompt, prompts))
+        return
     where = checkpoint or _checkpoints_of(run)
     found = find_checkpoint(where)
     arguments = [str(found.path)]
@@ -160,6 +172,13 @@ def command(
             arguments += ["--prompts", str(prompts)]
         status = run_generation(arguments)
     ctx.exit(status)
+
+
+def _show_prompts(prompts: list[str], end: str | None) -> None:
+    for prompt in prompts:
+        click.echo(json.dumps({"prompt": prompt}))
+    if end is not None:
+        click.echo(f"an answer ends with {end}; set stop: [{json.dumps(end)}]", err=True)
 
 
 def _rendered(

@@ -67,6 +67,7 @@ def test_a_prompt_is_passed_in_a_file(run: Path, passed_on: list[str]) -> None:
         (("--checkpoint", "run", "--prompt", "x", "--prompts", "y"), "--prompt and --prompts both give"),
         (("--checkpoint", "none", "--prompt", "x", "--tokenizer", "gpt2"), "none: no such directory"),
         (("--set", "a=b", "--prompt", "x"), "--set requires a run file"),
+        (("--prompt", "a", "--show-prompts"), "--show-prompts has no effect without --chat"),
         (("--checkpoint", "run", "--chat"), "--chat needs a chat; use --prompt or --prompts"),
         (
             ("--checkpoint", "run", "--chat", "--prompt", "a", "--tokenizer", "gpt2"),
@@ -124,6 +125,11 @@ def test_chats_are_rendered_and_end_with_their_turn(run: Path, passed_on: list[s
     assert hpcgen(*options, "--prompts", file).status == 7
     prompts = [json.loads(line)["prompt"] for line in passed_on[-1].splitlines()]
     assert prompts == [f"<|im_start|>system\nBe brief.<|im_end|>\n{question}", question]
+    passed_on.clear()
+    shown = hpcgen(*options, "--prompts", file, "--show-prompts")
+    assert [json.loads(line)["prompt"] for line in shown.stdout.splitlines()] == prompts
+    assert 'set stop: ["<|im_end|>"]' in shown.stderr
+    assert passed_on == []
 
 
 @pytest.mark.parametrize(
