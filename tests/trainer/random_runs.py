@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.trainer.chat_pairs import random_chats, write_chats
 from tests.trainer.runs import write_corpus
 from trainer.contract import config as configuration
 from trainer.contract.config import TrainerConfig
@@ -239,9 +240,13 @@ def draw(seed: int, directory: Path, *, large: bool = False) -> Case:
         write_corpus(directory / name, documents=200, first_token=first, eod=EOD, lengths=(1, 40))
         for name, first in (("low", 0), ("high", 400))
     ]
+    chats = [
+        write_chats(directory / f"chats-{number}", random_chats(120, (4, 24), seed=number))
+        for number in (0, 1)
+    ]
     while True:
         features = [feature for share, feature in FEATURES if source.random() < share] + [of_model]
-        drawn = (_draw_alone(source, features, directory, corpora) for _ in range(TRIES))
+        drawn = (_draw_alone(source, features, directory, corpora, chats) for _ in range(TRIES))
         alone = next((document for document in drawn if is_valid(document)), None)
         if alone is not None:
             return Case(
@@ -265,9 +270,14 @@ def merged(document: Document, changes: Document) -> Document:
 
 
 def _draw_alone(
-    source: random.Random, features: list[tuple[Choices, ...]], directory: Path, corpora: list[str]
+    source: random.Random,
+    features: list[tuple[Choices, ...]],
+    directory: Path,
+    corpora: list[str],
+    chats: list[str],
 ) -> Document:
     one, other = ({"prefix": prefix} for prefix in corpora)
+    chat, other_chat = ({"prefix": prefix} for prefix in chats)
     samples = source.choice(
         [
             {"datasets": [one], "split": "8,1,1"},
@@ -275,6 +285,13 @@ def _draw_alone(
             {"datasets": [one | {"weight": 0.3}, other | {"weight": 0.7}], "split": "8,1,1"},
             {"train": [one], "valid": [other]},
             {"mock": True},
+            {"train": [chat], "valid": [other_chat], "sft": True},
+            {
+                "datasets": [chat, other_chat],
+                "split": "7,2,1",
+                "sft": True,
+                "sft_packing": source.random() < 0.7,
+            },
         ]
     )
     fixed: Document = {

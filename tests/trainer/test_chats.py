@@ -424,16 +424,24 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.process
 def test_a_run_resumes_exactly_in_its_second_epoch(prefix: str, tmp_path: Path) -> None:
-    """An epoch is ten samples. The first attempt ends with the 16th."""
+    """Epochs of the two pairs are ten samples and five. The first attempt ends with the 16th sample of 24."""
     config = chat_config(prefix, tmp_path / "through")
+    second, held_out = (
+        write_chats(tmp_path / name, random_chats(count, seed=count))
+        for name, count in (("second", 11), ("valid", 9))
+    )
     config["data"] |= {
         "num_workers": 1,
-        "valid": [{"prefix": write_chats(tmp_path / "valid", random_chats(9, seed=1))}],
+        "train": [{"prefix": prefix}, {"prefix": second}],
+        "valid": [{"prefix": held_out}],
     }
     config["training"] |= {"train_iters": 6, "eval_iters": 1}
     config["optimizer"] |= {"lr": 1e-3, "lr_decay_iters": 6}
     through = finished(config)
-    assert "10 samples of 64 tokens" in through.log
+    assert [part in through.log for part in ("24 chats in 10 samples", "11 chats in 5 samples")] == [
+        True,
+        True,
+    ]
     resumed = config | {"run_dir": str(tmp_path / "resumed")}
     finished(resumed | {"training": config["training"] | {"train_iters": 4}})
     layout = resumed | {"run_dir": str(tmp_path / "layout"), "world_size": 2, "parallelism": PP2}
