@@ -133,9 +133,11 @@ class StreamLoads(torch.utils.data.IterableDataset[Load]):
             load = self._collate([reader.read(number) for number in numbers])
         assert load is not None
         end = batch.first + batch.size
-        if reader.has_state:  # the state is that after the samples of the other ranks
-            reader.skip_to(end)
-        yield load._replace(end=(end, reader.state() if reader.has_state else None))
+        state = None
+        if self._stream.has_state:
+            reader.skip_to(end)  # behind the samples of the other ranks
+            state = reader.state()
+        yield load._replace(end=(end, state))
 
 
 def num_microbatches(batch_size: int, config: TrainerConfig, groups: ProcessGroupCollection) -> int:

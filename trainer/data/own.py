@@ -89,7 +89,7 @@ class MapSamples(torch.utils.data.Dataset[Any]):
     def __init__(self, samples: Any, provider: Provider) -> None:
         self._samples, self.provider = samples, provider
         self._form = Form.of(provider.config)
-        self._permutation: tuple[int, Any] | None = None
+        self._permutation: tuple[tuple[int, ...], Any] | None = None
         self.position = Position()
         self.length = len(samples)
 
@@ -107,11 +107,10 @@ class MapSamples(torch.utils.data.Dataset[Any]):
         epoch, place = divmod(number - first, self.length)
         if self.provider.split != "train":
             return place
-        if self._permutation is None or self._permutation[0] != epoch:
+        words = (self.provider.config.training.seed % SEEDS, *divmod(first, SEEDS), epoch)
+        if self._permutation is None or self._permutation[0] != words:
             # numpy never changes what RandomState draws
-            words = (self.provider.config.training.seed % SEEDS, *divmod(first, SEEDS), epoch)
-            order = numpy.random.RandomState(words).permutation(self.length)
-            self._permutation = epoch, order
+            self._permutation = words, numpy.random.RandomState(words).permutation(self.length)
         return int(self._permutation[1][place])
 
 
@@ -120,8 +119,9 @@ class StreamSamples:
 
     length = None
 
-    def __init__(self, provider: Provider) -> None:
-        self.provider = provider
+    def __init__(self, provider: Provider, *, has_state: bool) -> None:
+        """`has_state` is true if the stream can tell its position and return to it."""
+        self.provider, self.has_state = provider, has_state
         self.position = Position()
         self._states: dict[int, Any] = {}
 
@@ -132,7 +132,7 @@ class StreamSamples:
             SampleError: the user's code fails.
         """
         samples, position = self.provider.samples(), self.position
-        if position.state is None or not has_state(samples):
+        if position.state is None or not self.has_state:
             return StreamReader(self.provider, samples, position.first)
         _load_state(self.provider, samples, position.state)
         return StreamReader(self.provider, samples, position.consumed)
@@ -154,7 +154,6 @@ class StreamReader:
         self._provider, self._samples, self._next = provider, samples, number
         self._form = Form.of(provider.config)
         self._iterator: Iterator[Any] | None = None
-        self.has_state = has_state(samples)
 
     def read(self, number: int) -> dict[str, torch.Tensor]:
         """The sample with this number. Samples before it are skipped.
@@ -243,7 +242,7 @@ def open_samples(config: TrainerConfig, split: str) -> Samples | None:
     if samples is None:
         return None
     if not is_map_style(samples):
-        return StreamSamples(provider)
+        return StreamSamples(provider, has_state=has_state(samples))
     if not len(samples):
         raise SampleError(f"{provider.name} returns no samples for {split!r}")
     return MapSamples(samples, provider)
@@ -282,8 +281,6 @@ def check_state(stream: StreamSamples) -> None:
     """
     provider = stream.provider
     reader = StreamReader(provider, provider.samples(), 0)
-    if not reader.has_state:
-        return
     reader.read(0)
     state = reader.state()
     again = provider.samples()

@@ -17,7 +17,6 @@ from trainer.data.own import (
     KEY,
     Position,
     Samples,
-    StreamReader,
     StreamSamples,
     check_state,
     first_digest,
@@ -154,12 +153,11 @@ def _opened_by_all(
 
 
 def _facts(samples: Samples, *, is_rank_0: bool) -> _Facts:
-    keeps_state = False
-    if isinstance(samples, StreamSamples):
-        keeps_state = StreamReader(samples.provider, samples.provider.samples(), 0).has_state
-        if is_rank_0 and samples.provider.split == "train":
-            check_state(samples)
-    return _Facts(samples.length, keeps_state, first_digest(samples))
+    has_state = isinstance(samples, StreamSamples) and samples.has_state
+    found = _Facts(samples.length, has_state, first_digest(samples))
+    if isinstance(samples, StreamSamples) and has_state and is_rank_0 and samples.provider.split == "train":
+        check_state(samples)
+    return found
 
 
 def _log_training(name: str, facts: _Facts, position: Position, end: int, log: LogLine) -> None:
