@@ -72,15 +72,19 @@ def _hardly_read(found: Sequence[Reading]) -> list[str]:
 
 def for_people(pairs: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """A line for each pair of a stage."""
-    shown = [("pair", _pair(pair)) for pair in pairs[:MAX_PAIRS]]
+    shown = [
+        ("pair", _pair(pair, has_begun=pair["stage"] == pairs[0]["stage"])) for pair in pairs[:MAX_PAIRS]
+    ]
     more = len(pairs) - MAX_PAIRS
     return [*shown, ("pair", f"and {counted(more, 'more pair')}")] if more > 0 else shown
 
 
-def _pair(pair: dict[str, Any]) -> str:
+def _pair(pair: dict[str, Any], *, has_begun: bool) -> str:
+    """`has_begun` is false for a stage that follows the current one."""
     read = "?" if pair["read"] is None else f"{pair['read']:,}"
     stage = f"stage {pair['stage']}, " if pair["stage"] else ""
+    before, after = (f"{read} samples read, ", "") if has_begun else ("", f" after {read} samples")
     return (
-        f"{stage}{pair['prefix']}: {read} samples read, {pair['remaining']:,} to read (about {pair['epochs']:.2f} "
-        f"epochs, {pair['tokens']:,} tokens)"
+        f"{stage}{pair['prefix']}: {before}{pair['remaining']:,} to read{after} (about {pair['epochs']:.2f} epochs, "
+        f"{pair['tokens']:,} tokens)"
     )

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from hpcgen.planning.mixture import Reading, pair_readings, readings
+from hpcgen.run_plan import pair_summary
 from hpcgen.run_plan.pair_summary import doubts
 from tests.recorded_run import CONFIG, write_checkpoint
 from trainer.contract import config as configuration
-from trainer.contract.config import TrainerConfig
+from trainer.contract.config import Dataset, DataStage, TrainerConfig
 from trainer.contract.files import checkpoint_files
 from trainer.contract.resuming import provenance
 
@@ -46,6 +47,30 @@ def test_a_new_run_reads_its_pairs_by_weight(prefixes: list[str]) -> None:
         Reading(prefixes[1], 0, 76_800, 3.0, 76_800 * 2048),
     ]
     assert [reading.epochs for reading in readings(trainer(prefixes, None, None), None)] == [5.0, 5.0]
+
+
+def test_a_stage_begins_where_the_stages_before_leave_each_pair(prefixes: list[str]) -> None:
+    config = trainer(prefixes, None, None)
+    code, docs = (Dataset(prefix=prefix, weight=1.0) for prefix in prefixes)
+    stages = (
+        DataStage(name="main", train=(code, dataclasses.replace(docs, weight=3.0)), until_iter=800),
+        DataStage(name="decay", train=(docs,)),
+    )
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, stages=stages))
+    found = readings(config, None)
+    samples = 800 * 256
+    assert [(each.stage, each.prefix, each.read, each.remaining) for each in found] == [
+        ("main", prefixes[0], 0, samples // 4),
+        ("main", prefixes[1], 0, 3 * samples // 4),
+        ("decay", prefixes[1], 3 * samples // 4, 200 * 256),
+    ]
+    lines = [text for _, text in pair_summary.for_people([dataclasses.asdict(each) for each in found])]
+    assert lines[1].startswith(
+        f"stage main, {prefixes[1]}: 0 samples read, 153,600 to read (about 6.00 epochs, "
+    )
+    assert lines[2].startswith(
+        f"stage decay, {prefixes[1]}: 51,200 to read after 153,600 samples (about 2.00 "
+    )
 
 
 def test_the_rest_of_a_run_is_what_its_checkpoint_has_not_read(prefixes: list[str], tmp_path: Path) -> None:
