@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from trainer.data.loader import MicroBatch
+from trainer.data.microbatch import MicroBatch
 from trainer.model import vocab_parallel
 
 GAMMA = 2.0

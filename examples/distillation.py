@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.data.documents import document_numbers
-from trainer.data.loader import MicroBatch
+from trainer.data.microbatch import MicroBatch
 from trainer.distributed.sequence import zigzag_part, zigzag_positions
 from trainer.model import vocab_parallel
 

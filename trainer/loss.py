@@ -14,7 +14,7 @@ import torch
 from megatron.core.utils import unwrap_model
 
 from trainer.contract.config import TrainerConfig
-from trainer.data.loader import MicroBatch
+from trainer.data.microbatch import MicroBatch
 from trainer.model import experts, multi_token
 from trainer.model.head import Head, Wanted
 

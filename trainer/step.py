@@ -23,7 +23,8 @@ from trainer.contract.errors import NonFiniteError
 from trainer.contract.files.metrics_columns import OBJECTIVE
 from trainer.contract.model.batch_size import Batch, batch_size_at
 from trainer.contract.wording import rank_list
-from trainer.data.loader import MicroBatch, num_microbatches
+from trainer.data.loader import num_microbatches
+from trainer.data.microbatch import MicroBatch
 from trainer.faults.best import BestWatch
 from trainer.faults.spikes import SpikeWatch
 from trainer.loss import Objective

@@ -24,7 +24,8 @@ def main() -> int:
     import torch
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    from trainer.data.loader import MicroBatch, data_iterators
+    from trainer.data.loader import data_iterators
+    from trainer.data.microbatch import MicroBatch
     from trainer.distributed import groups
     from trainer.distributed.sequence import zigzag_positions
     from trainer.model import build, kernels

@@ -7,7 +7,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 
 from tests.trainer.single_rank import ON_CPU
 from trainer.contract.config import TrainerConfig
-from trainer.data.loader import MicroBatch
+from trainer.data.microbatch import MicroBatch
 from trainer.loss import Objective
 from trainer.model.build import build_model
 

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from trainer.contract.config import TrainerConfig
-from trainer.data.loader import MicroBatch
+from trainer.data.microbatch import MicroBatch
 from trainer.model import vocab_parallel
 
 SMOOTHING = 0.1

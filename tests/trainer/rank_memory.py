@@ -34,7 +34,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from trainer.contract.config import TrainerConfig  # noqa: E402
 from trainer.contract.config.resolve import resolve  # noqa: E402
-from trainer.data.loader import MicroBatch  # noqa: E402
+from trainer.data.microbatch import MicroBatch  # noqa: E402
 from trainer.distributed import groups, rendezvous  # noqa: E402
 from trainer.faults.best import BestWatch  # noqa: E402
 from trainer.faults.spikes import SpikeWatch  # noqa: E402

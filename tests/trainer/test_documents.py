@@ -34,6 +34,7 @@ from trainer.contract.config import BlendConfig, TrainerConfig
 from trainer.contract.config.resolve import resolve
 from trainer.contract.model.batch_size import Batch
 from trainer.data import documents, loader
+from trainer.data.microbatch import MicroBatch
 from trainer.model.attention import core
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
@@ -296,7 +297,7 @@ def test_the_chunks_of_a_rank_share_a_loader() -> None:
 def test_loader_processes_hand_over_the_microbatches_that_were_collated_one_by_one() -> None:
     """Two samples each: with boundaries in different places, in the last load fewer, and with a batch that grows."""
 
-    def microbatches(num_workers: int) -> list[loader.MicroBatch]:
+    def microbatches(num_workers: int) -> list[MicroBatch]:
         data = SEPARATE | {"mock": True, "num_workers": num_workers, "eod_id": EOD}
         document = gpt_config("x", Path("x")) | {"data": data}
         document["training"] |= {"micro_batch_size": 2, "global_batch_size": 8}

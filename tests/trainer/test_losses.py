@@ -19,7 +19,7 @@ from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import Exit, TrainerError
 from trainer.contract.files.metrics_columns import TAKEN
-from trainer.data.loader import MicroBatch
+from trainer.data.microbatch import MicroBatch
 from trainer.model.build import build_model
 
 pytestmark = [

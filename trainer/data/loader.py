@@ -12,7 +12,6 @@ import itertools
 import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +23,7 @@ from trainer.contract.config import BlendConfig, TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.model.batch_size import Batch
 from trainer.data import documents
+from trainer.data.microbatch import MicroBatch
 from trainer.data.own import Refused, StreamReader, StreamSamples
 from trainer.data.own_samples import OWN_POSITIONS, SampleError
 from trainer.distributed.sequence import zigzag_positions
@@ -37,22 +37,6 @@ containers: eight ranks with two loader processes, and two loads ready in each, 
 
 MAX_FIELDS = 4
 """Maximum number of integers for each token of a microbatch (`Packed.fields`)."""
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """One microbatch. The tensors [b, s] are on this rank's device."""
-
-    tokens: torch.Tensor
-    labels: torch.Tensor
-    loss_mask: torch.Tensor
-    position_ids: torch.Tensor
-    boundaries: torch.Tensor | None
-    """Boundaries of the documents of the complete samples (`trainer.data.documents`), on the CPU. None if tokens attend
-    across documents."""
-    padding: tuple[int, ...] | None = None
-    """Number of tokens at the end of each complete sample that belong to no chat. None if all tokens are of
-    documents."""
 
 
 class Packed(NamedTuple):

@@ -24,7 +24,8 @@ from megatron.core.utils import unwrap_model
 
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
-from trainer.data.loader import MicroBatch, reads_samples
+from trainer.data.loader import reads_samples
+from trainer.data.microbatch import MicroBatch
 from trainer.distributed.sequence import zigzag_part, zigzag_positions
 from trainer.loss import Objective
 

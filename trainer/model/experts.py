@@ -26,7 +26,7 @@ from megatron.core.utils import unwrap_model
 
 from trainer.contract.config import ModelConfig
 from trainer.contract.model.experts import moe_layer_pattern
-from trainer.data.loader import MicroBatch
+from trainer.data.microbatch import MicroBatch
 from trainer.model.kernels import Kernels
 
 LOSSES = 3

@@ -16,7 +16,7 @@ from megatron.core.models.gpt import GPTModel
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.metrics_columns import OBJECTIVE, OUTPUT_Z_LOSS
-from trainer.data.loader import MicroBatch
+from trainer.data.microbatch import MicroBatch
 from trainer.model import vocab_parallel
 from trainer.model.multi_token import PredictingModel
 from trainer.model.user_losses import Logits, UserLoss, UserMetric, load_metrics, metric_names

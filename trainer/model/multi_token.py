@@ -23,7 +23,7 @@ from megatron.core.utils import unwrap_model
 
 from trainer.contract.config import ModelConfig
 from trainer.data.documents import tokens_after
-from trainer.data.loader import MicroBatch
+from trainer.data.microbatch import MicroBatch
 from trainer.distributed.sequence import zigzag_part
 from trainer.model import layers
 from trainer.model.kernels import Kernels

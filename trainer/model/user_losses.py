@@ -18,7 +18,7 @@ from trainer.contract.code import code_loading, imports
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.metrics_columns import own_name_problem
-from trainer.data.loader import MicroBatch
+from trainer.data.microbatch import MicroBatch
 
 
 class Logits:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     from trainer.contract.config import TrainerConfig
-    from trainer.data.loader import MicroBatch
+    from trainer.data.microbatch import MicroBatch
 
 IMPORT_PATH = re.compile(r"(?P<source>[^:\n]+\.py|[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
 
