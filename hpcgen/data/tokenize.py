@@ -161,41 +161,54 @@ def _encoder(tokenizer: Tokenizer, corpus: CorpusConfig, num_outputs: int) -> Ca
             assert isinstance(block, Block)
             found, tokens, lengths, mask = _with_mask(tokenizer, block, found, tokens, lengths)
             refuse_rejects(found.rejects, corpus)
-        ends = np.searchsorted(found.lines % num_outputs, np.arange(num_outputs), side="right").tolist()
+        ends = np.searchsorted(found.lines % num_outputs, np.arange(num_outputs), side="right")
         is_full = lengths > 0
-        num_full = int(np.count_nonzero(is_full))
-        tokens = (
-            _ended(tokens, lengths[is_full], tokenizer.eod_id, dtype)
-            if mask is None
-            else tokens.astype(dtype)
-        )
-        num_eod = int(np.count_nonzero(tokens == tokenizer.eod_id))
-        has_unknown = tokenizer.unknown_id not in (None, tokenizer.eod_id)
-        if corpus.drop_empty:
-            full_before = np.concatenate([[0], np.cumsum(is_full)])
-            ends = full_before[ends].tolist()
-            lengths = lengths[is_full]
         if mask is None:
-            lengths = lengths + (lengths > 0)
-        counts = Counts(
-            documents_in=block.num_lines,
-            documents_out=len(lengths),
-            skipped=len(found.texts) - len(lengths),
-            rejected=len(found.rejects),
-            empty=len(found.texts) - num_full,
-            sequences=num_full,
-            tokens=len(tokens),
-            unknown=int(np.count_nonzero(tokens == tokenizer.unknown_id)) if has_unknown else 0,
-            lost=tokenizer.lost(found.texts) if tokenizer.lost else 0,
-            eod_in_text=num_eod - num_full if mask is None else 0,
-            verified=verified,
-            learned=int(np.count_nonzero(mask)) if mask is not None else 0,
-            text_bytes=block.num_bytes,
+            tokens = _ended(tokens, lengths[is_full], tokenizer.eod_id, dtype)
+            lengths = lengths + is_full
+        kept = is_full if corpus.drop_empty else np.ones(len(lengths), bool)
+        kept_before = np.concatenate([[0], np.cumsum(kept)])
+        counts = _counts(tokenizer, block, found, tokens, is_full, mask)
+        return _Encoded(
+            tokens=tokens.astype(dtype, copy=False),
+            mask=mask,
+            lengths=lengths[kept],
+            ends=kept_before[ends].tolist(),
+            rejects=[(reject, reject.line % num_outputs) for reject in found.rejects],
+            counts=replace(
+                counts,
+                documents_out=int(kept_before[-1]),
+                skipped=len(kept) - int(kept_before[-1]),
+                verified=verified,
+            ),
         )
-        rejects = [(reject, reject.line % num_outputs) for reject in found.rejects]
-        return _Encoded(tokens, mask, lengths, ends, rejects, counts)
 
     return encode
+
+
+def _counts(
+    tokenizer: Tokenizer,
+    block: Documents,
+    found: Texts,
+    tokens: NDArray[Any],
+    is_full: NDArray[np.bool_],
+    mask: NDArray[np.uint8] | None,
+) -> Counts:
+    """Counts of a block's documents and `tokens`. `is_full` [documents] tells which have tokens."""
+    num_full = int(np.count_nonzero(is_full))
+    has_unknown = tokenizer.unknown_id not in (None, tokenizer.eod_id)
+    return Counts(
+        documents_in=block.num_lines,
+        rejected=len(found.rejects),
+        empty=len(is_full) - num_full,
+        sequences=num_full,
+        tokens=len(tokens),
+        unknown=int(np.count_nonzero(tokens == tokenizer.unknown_id)) if has_unknown else 0,
+        lost=tokenizer.lost(found.texts) if tokenizer.lost else 0,
+        eod_in_text=int(np.count_nonzero(tokens == tokenizer.eod_id)) - num_full if mask is None else 0,
+        learned=int(np.count_nonzero(mask)) if mask is not None else 0,
+        text_bytes=block.num_bytes,
+    )
 
 
 def _select(texts: Texts, indices: NDArray[np.int64]) -> Texts:

@@ -135,8 +135,9 @@ def _beginning(
         return len(start)
     same = next(index for index in range(len(start)) if text[index : index + 1] != start[index])
     what = "the generation prompt after " if add_generation_prompt else ""
+    beginning = "the first message" if count == 1 else f"the first {count} messages"
     raise ChatTemplateError(
-        f"this chat template does not show where answers begin and end: it renders {what}the first {count} messages of "
+        f"this chat template does not show where answers begin and end: it renders {what}{beginning} of "
         f"a chat ({roles(chat.messages)}) as {_excerpt(start, same)}, but within the entire chat as "
         f"{_excerpt(text, same)}. {_HINT} around the answers",
         where=template.name,
