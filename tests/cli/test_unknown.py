@@ -68,7 +68,7 @@ MEANINGS = """
 """
 WITHOUT_MEANING = (
     *("attach", "get", "describe", "delete", "apply", "rm", "commit", "clone", "login", "benchmark", "test"),
-    *("merge", "average", "format", "fix", "debug", "release", "time", "cost", "budget", "cache", "build"),
+    *("merge", "format", "fix", "debug", "release", "time", "cost", "budget", "cache", "build"),
     *(
         "brain",
         "grain",
