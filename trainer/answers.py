@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from trainer.contract.config import TrainerConfig
+from trainer.chats.prompts import ChatOptions, Texts, texts_of
+from trainer.contract.config import AnswersConfig, TrainerConfig
 from trainer.contract.config.answers import MAX_PROMPTS
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.regular_file import read_bytes
@@ -123,21 +124,24 @@ def open_answers(config: TrainerConfig, run: RunDirectory, iteration: int, log: 
     tokenizer = load_tokenizer(settings.tokenizer or "", settings.eod_token)
     tokenizer.check_fits(config.model.vocab_size or config.model.padded_vocab_size or 0)
     path = settings.prompts
-    prompts = at_rank_0(lambda: _read_prompts(path), Path(path))
+    found = at_rank_0(lambda: _read_prompts(path, settings), Path(path))
+    prompts = found.texts
     last = at_rank_0(lambda: _drop_after(run.answers, iteration, len(prompts)), run.answers, "written")
-    options = Options(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(Options)})
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(Options)}
+    options = Options(**values | {"stop": (*settings.stop, *((found.end,) if found.end else ()))})
     _require_room(path, prompts, tokenizer, config.model.seq_length)
     return Answers(prompts, tokenizer, options, settings.max_seconds, run.answers, log, last)
 
 
-def _read_prompts(path: str) -> list[str]:
+def _read_prompts(path: str, settings: AnswersConfig) -> Texts:
     prompts = parse_prompts(path, read_bytes(Path(path)))
     if len(prompts) > MAX_PROMPTS:
         raise TrainerError(
             f"answers.prompts: {path} has {len(prompts)} prompts, and every evaluation would wait for their answers. "
             f"Keep at most {MAX_PROMPTS}"
         )
-    return prompts
+    options = ChatOptions(settings.chat_template_file, settings.chat_template, settings.chat_date)
+    return texts_of(prompts, settings.tokenizer or "", options)
 
 
 def _require_room(path: str, prompts: Sequence[str], tokenizer: Tokenizer, seq_length: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcgen.config.cluster import ClusterConfig
-from hpcgen.config.corpus import CorpusConfig, CorpusJob, blend, selection
+from hpcgen.config.corpus import ChatConfig, CorpusConfig, CorpusJob, blend, selection
 from hpcgen.config.program import in_run_dir
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import FilePlace, HpcgenError, Problem
@@ -61,6 +61,12 @@ def import_files(config: RunConfig) -> tuple[str, ...]:
     """The files that contain custom functions of the trainer."""
     files = map(imports.file_of, imports.named(config).values())
     return tuple(dict.fromkeys(file for file in files if file is not None))
+
+
+def chat_of(config: RunConfig) -> ChatConfig:
+    """How chats become text: as in the corpus, or else with the tokenizer's own template."""
+    corpus = config.data.corpus
+    return (corpus.chat if corpus is not None else None) or ChatConfig()
 
 
 def trainer_data(config: RunConfig) -> BlendConfig:

@@ -15,7 +15,7 @@ from hpcgen.errors import HpcgenError, Problem
 from hpcgen.planning import checkpointing
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.functions import function_problems
-from hpcgen.planning.paths import trainer_data
+from hpcgen.planning.paths import chat_of, trainer_data
 from hpcgen.planning.repairs import check
 from hpcgen.planning.request import Setting, make_allocation, place_of
 from hpcgen.planning.resources import may_be_slow, recomputation_is_needed
@@ -189,11 +189,14 @@ def _answers(config: RunConfig) -> AnswersConfig | None:
     """The prompts with the run's tokenizer; None if there are none."""
     if config.answers.prompts is None:
         return None
-    tokenizer = config.data.tokenizer
+    tokenizer, chat = config.data.tokenizer, chat_of(config)
     return AnswersConfig(
         **{field.name: getattr(config.answers, field.name) for field in dataclasses.fields(config.answers)},
         tokenizer=tokenizers.tokenizer_name(tokenizer),
         eod_token=tokenizer.eod_token,
+        chat_template_file=chat.chat_template_file,
+        chat_template=chat.chat_template,
+        chat_date=chat.date,
     )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from hpcgen.config.corpus import ChatConfig
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
 from hpcgen.config.tokenizer import tokenizer_name, tokenizer_problems
@@ -13,7 +14,7 @@ from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.inputs import Input, tokenizer_files
 from hpcgen.planning.kind import ONE_THREAD, Export, Stage, Work
-from hpcgen.planning.paths import checkpoint_directory
+from hpcgen.planning.paths import chat_of, checkpoint_directory
 from hpcgen.planning.request import make_allocation
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
@@ -41,6 +42,7 @@ class Generate(Stage):
                 *("-m", "trainer.inference", checkpoints),
                 *(f"--prompts={settings.prompts}", f"--output={output}"),
                 *(f"--tokenizer={tokenizer_name(tokenizer)}", *end),
+                *chat_options(chat_of(config)),
                 *(f"--device={run.node_type.device}", f"--tensor-model-parallel-size={_tensor_size(config)}"),
                 *_options(settings),
             ),
@@ -65,6 +67,16 @@ class Generate(Stage):
     def exports(self, run: Run, config: RunConfig) -> Iterator[Export]:
         """Yields the number of threads."""
         yield ONE_THREAD
+
+
+def chat_options(chat: ChatConfig) -> Iterator[str]:
+    """The options of trainer.inference that name the chat template."""
+    named = {
+        "chat-template": chat.chat_template_file,
+        "chat-template-name": chat.chat_template,
+        "chat-date": chat.date,
+    }
+    yield from (f"--{option}={value}" for option, value in named.items() if value is not None)
 
 
 def _tensor_size(config: RunConfig) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpcgen.config.cluster import price_per_gpu_hour
@@ -15,7 +15,7 @@ from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
 from hpcgen.config.stages import MACHINE_FILE, TRAINER_FILE
-from hpcgen.config.tokenizer import tokenizer_problems
+from hpcgen.config.tokenizer import tokenizer_name, tokenizer_problems
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.config_text import config_text
@@ -23,7 +23,7 @@ from hpcgen.planning.inputs import Input, blend_files, checkpoints, tokenizer_fi
 from hpcgen.planning.kind import ONE_THREAD, Export, Stage, Work
 from hpcgen.planning.node_check import preflight
 from hpcgen.planning.notification import notification
-from hpcgen.planning.paths import checkpoint_directory, import_files, trainer_data
+from hpcgen.planning.paths import chat_of, checkpoint_directory, import_files, trainer_data
 from hpcgen.planning.resuming import checkpoints_read, resume_problems, resume_warnings
 from hpcgen.planning.software import runtime
 from hpcgen.stages.evaluate import EVALUATE
@@ -31,7 +31,7 @@ from trainer.contract.config import ParallelismConfig, TrainerConfig, fingerprin
 from trainer.contract.config.answers import MAX_PROMPTS
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.regular_file import read_bytes
-from trainer.contract.prompts import parse_prompts
+from trainer.contract.prompts import Prompt, parse_prompts
 
 BLACKWELL = 10.0
 """Compute capability of the first Blackwell GPUs."""
@@ -130,13 +130,29 @@ def _answers_problems(config: RunConfig) -> Iterator[Problem]:
     yield from tokenizer_problems(config.data.tokenizer, "answers.prompts")
     with contextlib.suppress(FileNotFoundError):  # the inputs say so
         try:
-            count = len(parse_prompts(path, read_bytes(Path(path))))
+            prompts = parse_prompts(path, read_bytes(Path(path)))
+            count = len(prompts)
+            if not all(isinstance(prompt, str) for prompt in prompts):
+                _render(prompts, config)
         except TrainerError as error:
             yield Problem("answers.prompts", f"cannot be used: {error}")
         else:
             if count > MAX_PROMPTS:
                 reason = f"has {count} prompts, and every evaluation would wait for their answers"
                 yield Problem("answers.prompts", reason, f"keep at most {MAX_PROMPTS}")
+
+
+def _render(prompts: Sequence[Prompt], config: RunConfig) -> None:
+    """Render chats as the trainer does.
+
+    Raises:
+        TrainerError: a chat or the template cannot be used.
+    """
+    from trainer.chats.prompts import ChatOptions, texts_of  # imports Jinja's sandbox, which few runs need
+
+    chat = chat_of(config)
+    options = ChatOptions(chat.chat_template_file, chat.chat_template, chat.date)
+    texts_of(prompts, tokenizer_name(config.data.tokenizer), options)
 
 
 def _image_problems(run: Run, config: RunConfig, trainer: TrainerConfig) -> Iterator[Problem]:

@@ -259,3 +259,24 @@ def test_file_systems_are_compared_only_for_training(run_file):
         "--storage compares file systems for training, which is not planned; add the stage train"
         in found.stderr
     )
+
+
+def refused_prompts(workplace, *lines):
+    (workplace / "prompts.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    run = write_yaml(workplace / "run.yaml", big_run(answers={"prompts": "prompts.jsonl"}))
+    ended = hpcgen("validate", "-c", run)
+    assert ended.status == 2
+    return ended.stderr
+
+
+def test_prompts_for_answers_are_read_before_the_queue(workplace):
+    chat = '{"messages": [{"role": "user", "content": "Hi"}]}'
+    assert "a prompt has messages, but the tokenizer gpt2 has no chat template" in refused_prompts(
+        workplace, chat
+    )
+    assert "prompts.jsonl:2: expected a line such as" in refused_prompts(
+        workplace, '{"prompt": "a"}', '{"text": "b"}'
+    )
+    assert "has 65 prompts, and every evaluation would wait" in refused_prompts(
+        workplace, *['{"prompt": "a"}'] * 65
+    )

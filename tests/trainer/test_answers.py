@@ -10,7 +10,9 @@ from typing import Any
 import numpy
 import pytest
 
+from tests.data.chat_corpora import write_tokenizer
 from tests.selection import select
+from tests.trainer.chat_pairs import chat_config, write_chats
 from tests.trainer.runs import LLAMA, MOE, TWO_LAYERS, Run, finished, gpt_config, run
 from trainer.contract.errors import Exit
 
@@ -188,3 +190,41 @@ def test_prompts_are_refused_before_the_first_step(
     assert set(found.statuses) == {Exit.REFUSED}
     assert message in found.log
     assert not (found.directory / "answers.jsonl").exists()
+
+
+QUESTIONS = {"Is it wet?": "Yes. The rain in Oslo.", "Hi": "hello hello!"}
+
+
+def test_a_model_that_learns_chats_answers_them_and_ends_its_turn(tmp_path: Path) -> None:
+    """The prompts are messages. Before training, the answers go on to their limit."""
+    import tokenizers
+
+    file = write_tokenizer(tmp_path / "tokenizer")
+    library = tokenizers.Tokenizer.from_file(str(file))
+    pairs = []
+    for question, answer in QUESTIONS.items():
+        asked = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        ids = [library.encode(text, add_special_tokens=False).ids for text in (asked, f"{answer}<|im_end|>")]
+        pairs.append(([*ids[0], *ids[1]], [*[0] * len(ids[0]), *[1] * len(ids[1])]))
+    prefix = write_chats(tmp_path / "chats", pairs * 8)
+    model = MODEL | {"vocab_size": library.get_vocab_size(with_added_tokens=True)}
+    config = chat_config(prefix, tmp_path / "run", model)
+    config["training"] |= {"train_iters": 60}
+    config["optimizer"]["lr"] = 1e-2
+    prompts = tmp_path / "questions.jsonl"
+    lines = [{"messages": [{"role": "user", "content": question}]} for question in QUESTIONS]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config["answers"] = {"prompts": str(prompts), "tokenizer": str(file), "max_new_tokens": 30}
+    found = answers(finished(config))
+    assert found[0]["prompt"] == "<|im_start|>user\nIs it wet?<|im_end|>\n<|im_start|>assistant\n"
+    assert {(each["tokens"], each["finish_reason"]) for each in found[:2]} == {(30, "length")}
+    assert [(each["answer"], each["finish_reason"]) for each in found[2:]] == [
+        (answer, "stop") for answer in QUESTIONS.values()
+    ]
+
+
+def test_a_chat_needs_a_template(asking: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"messages": [{"role": "user", "content": "Hi"}]}\n')
+    found = run(asking)
+    assert set(found.statuses) == {Exit.REFUSED}
+    assert "a prompt has messages, but the tokenizer bytes has no chat template" in found.log

@@ -18,7 +18,8 @@ class GenerationSettings(Choice):
     """Continues the prompts of a file with the newest complete checkpoint of a run."""
 
     prompts: FilePath | None = None
-    """JSON Lines file with a key `prompt` in each line."""
+    """JSON Lines file with a key `prompt` or `messages` in each line. Messages are rendered with the chat template of
+    data.corpus.chat or else of data.tokenizer."""
     output: FilePath | None = None
     """JSON Lines file for the texts. It appears when all texts are done. Default: the name of the file with the
     prompts, in the directory `generation` of the run directory."""

@@ -1,25 +1,31 @@
-"""The prompts of a JSON Lines file."""
+"""The prompts of a JSON Lines file: texts, and chats whose next answer is asked for."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 from trainer.contract.config.choice import text_problem
 from trainer.contract.errors import TrainerError
 from trainer.contract.wording import counted
 
+Prompt: TypeAlias = "str | dict[str, Any]"
+"""A text to continue, or an object with `messages`, which a chat template makes into a text."""
+
 MAX_MISTAKES = 10
 """Number of wrong lines of a file that are listed."""
 
+EXAMPLE = '{"prompt": "Once upon a time"}'
 
-def parse_prompts(path: str, data: bytes) -> list[str]:
+
+def parse_prompts(path: str, data: bytes) -> list[Prompt]:
     """The prompts in the content of the file `path`.
 
     Raises:
         TrainerError: lines have no prompt. Lists the first MAX_MISTAKES of them.
     """
-    prompts, mistakes = [], []
+    prompts, mistakes = list[Prompt](), list[str]()
     for number, line in _lines(data):
         try:
             prompts.append(_prompt(line))
@@ -30,7 +36,7 @@ def parse_prompts(path: str, data: bytes) -> list[str]:
         rest = [f"and {counted(left_out, 'line')} more"] if left_out > 0 else []
         raise TrainerError("\n".join([*mistakes[:MAX_MISTAKES], *rest]))
     if not prompts:
-        raise TrainerError(f'{path} has no prompts. Write lines such as {{"prompt": "Once upon a time"}}')
+        raise TrainerError(f"{path} has no prompts. Write lines such as {EXAMPLE}")
     return prompts
 
 
@@ -39,7 +45,7 @@ def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
     return ((number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip())
 
 
-def _prompt(line: bytes) -> str:
+def _prompt(line: bytes) -> Prompt:
     """The prompt in a line of JSON.
 
     Raises:
@@ -53,9 +59,12 @@ def _prompt(line: bytes) -> str:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({error})") from error
-    prompt = document.get("prompt") if isinstance(document, dict) else None
+    is_object = isinstance(document, dict)
+    if is_object and isinstance(document.get("messages"), list) and "prompt" not in document:
+        return dict(document)
+    prompt = document.get("prompt") if is_object else None
     if not isinstance(prompt, str):
-        raise ValueError(f'expected a line such as {{"prompt": "Once upon a time"}}, got {text:.60}')
+        raise ValueError(f"expected a line such as {EXAMPLE}, got {text:.60}")
     if problem := text_problem("the prompt", prompt):
         raise ValueError(str(problem))
     return prompt

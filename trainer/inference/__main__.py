@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from trainer.chats.prompts import ChatOptions, Texts, texts_of
 from trainer.contract.errors import Exit, ReportedByRank0Error, TrainerError
 from trainer.contract.files.run_directory import publish
-from trainer.contract.prompts import parse_prompts
+from trainer.contract.prompts import Prompt, parse_prompts
 from trainer.contract.wording import counted
 from trainer.distributed.rendezvous import Ranks, find_ranks
 from trainer.faults.stopping import announce, leave
@@ -115,19 +116,21 @@ def _same_on_all_ranks() -> Iterator[None]:
         raise error.on_all_ranks() from error
 
 
-def _options(arguments: argparse.Namespace) -> Options:
+def _options(arguments: argparse.Namespace, end: str | None = None) -> Options:
+    """The options for generation. `end` ends an answer in a chat."""
     values = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(Options)}
-    return Options(**values | {"stop": tuple(arguments.stop)})
+    return Options(**values | {"stop": (*arguments.stop, *((end,) if end else ()))})
 
 
 def _answer(model: Model, tokenizer: Tokenizer, arguments: argparse.Namespace, ranks: Ranks) -> None:
     """Continue the prompts of a file."""
-    prompts = _from_rank_0(lambda: _read_prompts(arguments.prompts), ranks)
+    found = _from_rank_0(lambda: _texts(arguments), ranks)
+    prompts, options = found.texts, _options(arguments, found.end)
     # A terminal shows a single text while it is generated.
     is_shown = len(prompts) == 1 and not arguments.json and not arguments.output and sys.stdout.isatty()
     started, num_tokens, lines = time.monotonic(), 0, []
     on_text = _print if is_shown and ranks.rank == 0 else None
-    completions = generate(model, tokenizer, prompts, _options(arguments), on_text)
+    completions = generate(model, tokenizer, prompts, options, on_text)
     if model.replica[1] > 1:
         completions = _from_replicas(model, completions)
     for completion in completions:
@@ -224,7 +227,17 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-def _read_prompts(path: str) -> list[str]:
+def _texts(arguments: argparse.Namespace) -> Texts:
+    """The prompts as texts.
+
+    Raises:
+        TrainerError: the file cannot be used, or a chat cannot be rendered.
+    """
+    options = ChatOptions(arguments.chat_template, arguments.chat_template_name, arguments.chat_date)
+    return texts_of(_read_prompts(arguments.prompts), arguments.tokenizer, options)
+
+
+def _read_prompts(path: str) -> list[Prompt]:
     """The prompts of a JSON Lines file; "-" is standard input.
 
     Raises:
@@ -253,6 +266,11 @@ def _parser() -> argparse.ArgumentParser:
         help="tokenizer by name, a tokenizer.json, or a directory with tokenizer files",
     )
     parser.add_argument("--eod-token", metavar="TOKEN", help="token at the end of a document")
+    parser.add_argument("--chat-template", metavar="FILE", help="default: the tokenizer's")
+    parser.add_argument("--chat-template-name", metavar="NAME", help="one of several templates")
+    parser.add_argument(
+        "--chat-date", metavar="YYYY-MM-DD", help="date for templates that write today's date"
+    )
     parser.add_argument("--json", action="store_true", help="write JSON Lines")
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="write JSON Lines into this file, once all texts are done"

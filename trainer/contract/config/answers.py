@@ -17,7 +17,8 @@ class AnswersSettings(Choice):
     end."""
 
     prompts: FilePath | None = None
-    """JSON Lines file of at most 64 prompts, with a key `prompt` in each line; null for no answers."""
+    """JSON Lines file of at most 64 prompts, with a key `prompt` or `messages` in each line; null for no
+    answers. Messages are rendered with the chat template of data.corpus.chat or else of data.tokenizer."""
     max_seconds: PositiveFloat = 120.0
     """Maximum time of the answers of one evaluation in seconds. What is written until then is kept."""
 
@@ -30,3 +31,9 @@ class AnswersConfig(AnswersSettings):
     """Tokenizer by name, or the path of its files."""
     eod_token: str | None = None
     """Token at the end of a document. Default: the tokenizer's."""
+    chat_template_file: FilePath | None = None
+    """Path of a chat template. Default: the tokenizer's."""
+    chat_template: str | None = None
+    """Name of the chat template to use if the tokenizer has several."""
+    chat_date: str | None = None
+    """Date (YYYY-MM-DD) for chat templates that write today's date."""
