@@ -16,7 +16,8 @@ from hpcgen.planning.paths import trainer_data
 from hpcgen.run_plan.plan import Plan
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
-from trainer.contract.files.loss_mask import has_mask, mask_path, size_problem
+from trainer.contract.files.loss_mask import can_learn, has_mask, mask_path, size_problem
+from trainer.contract.files.regular_file import open_regular
 from trainer.contract.rules.data import split_weights
 from trainer.contract.validation import config_of_split
 
@@ -27,6 +28,8 @@ _LARGER_SPLITS = ("98,1,1", "90,5,5", "70,15,15")
 """Values of data.split to suggest for small corpora."""
 _CHECKED_DOCUMENTS = 100
 """Number of documents of each pair whose last token is checked. The trainer checks as many."""
+_CHECKED_CHATS = 1000
+"""Number of chats of each pair that are checked for an answer that fits. The trainer checks all."""
 
 
 def check_training_data(plan: Plan) -> None:
@@ -186,12 +189,11 @@ def _mask_problems(trainer: TrainerConfig, read: Collection[str]) -> Iterator[Pr
         for number, dataset in enumerate(blend):
             if f"{dataset.prefix}.idx" in read and _is_complete(dataset.prefix):
                 path = f"data.{field}[{number}].prefix"
-                yield from _mask_problem(
-                    path, dataset.prefix, sft, "data.sft" if field not in chats else "sft"
-                )
+                key = "sft" if field in chats else "data.sft"
+                yield from _mask_problem(path, dataset.prefix, sft, key, trainer.model.seq_length)
 
 
-def _mask_problem(path: str, prefix: str, sft: bool, key: str) -> Iterator[Problem]:
+def _mask_problem(path: str, prefix: str, sft: bool, key: str, seq_length: int) -> Iterator[Problem]:
     if not sft and has_mask(prefix):
         reason = f"has a loss mask, {mask_path(prefix)}, so its documents are chats, but {key} is false"
         yield Problem(
@@ -210,6 +212,18 @@ def _mask_problem(path: str, prefix: str, sft: bool, key: str) -> Iterator[Probl
                 yield Problem(
                     path, f"has a loss mask, {mask_path(prefix)}, which {problem.reason}", problem.hint
                 )
+            elif pair.num_documents and not any(can_learn(mask, seq_length) for mask in _first_masks(pair)):
+                chats = counted(min(pair.num_documents, _CHECKED_CHATS), "chat")
+                reason = f"leaves nothing to learn of the first {chats} of {prefix}: no answer ends within a sample"
+                hint = "use the length of most chats, or other chats"
+                yield Problem("model.seq_length", reason, hint, about=(path,))
+
+
+def _first_masks(pair: Pair) -> Iterator[bytes]:
+    """The loss mask of each of the first chats of a pair."""
+    with open_regular(Path(mask_path(pair.prefix))) as file:
+        for length in pair.document_lengths()[:_CHECKED_CHATS].tolist():
+            yield file.read(length)
 
 
 def _end_problem(trainer: TrainerConfig, pair: Pair) -> Problem | None:

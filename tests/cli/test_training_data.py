@@ -222,6 +222,15 @@ def test_chats_and_texts_are_not_confused(workplace: Path) -> None:
             f"data.datasets[0].prefix = text has no loss mask, {workplace}/text.mask, so its" in found.stderr
         )
         assert f"{workplace}/truncated.mask, which has 147 bytes, but the pair has 150 tokens" in found.stderr
+    pairs.write(workplace / "long", [[1] * 20] * 50)
+    (workplace / "long.mask").write_bytes((b"\0" * 10 + b"\1" * 10) * 50)
+    run_file(workplace, datasets=[{"prefix": "long"}], sft=True)
+    assert ended("validate").status == 0
+    short = ended("validate", "--set", "model.seq_length=16")
+    assert (
+        f"model.seq_length = 16 leaves nothing to learn of the first 50 chats of {workplace}/long"
+        in short.stderr
+    )
     texts = {"name": "text", "datasets": [{"prefix": "text"}]}
     run_file(workplace, datasets=[{"prefix": "chats"}], sft=True, validation=[texts])
     assert "data.validation[0].datasets[0].prefix = text has no loss mask" in ended("validate").stderr

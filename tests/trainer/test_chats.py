@@ -17,11 +17,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from tests.trainer.chat_pairs import Chat, chat_config, random_chats, write_chats
 from tests.trainer.document_runs import CP2, PP2, TP2_SP
 from tests.trainer.inference.models import ONE
-from tests.trainer.runs import GPT, LLAMA, Run, finished, run, write_corpus
+from tests.trainer.runs import DEEPSEEK, GPT, LLAMA, QWEN, Run, finished, run, write_corpus
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
 from trainer.contract.config.resolve import resolve
-from trainer.contract.files.loss_mask import mask_path
+from trainer.contract.files.loss_mask import can_learn, mask_path
 from trainer.data import documents, loader
 from trainer.data.best_fit import best_fit_decreasing
 from trainer.data.chats import kept_tokens
@@ -95,6 +95,7 @@ def test_a_chat_ends_after_its_last_answer_that_fits(mask: str, kept: int, learn
         found = kept_tokens(lengths, values, seq_length=5)
         position = int(bool(before))
         assert [int(each[position]) for each in found] == [kept, learned]
+    assert can_learn(bytes(map(int, mask)), 5) == (learned > 0)
 
 
 def datasets(config: dict[str, Any], log: list[str] | None = None) -> dict[str, Any]:
@@ -420,6 +421,54 @@ def test_packed_chats_train_as_unpacked_ones_at_every_layout(
 def prefix(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Chats that fill ten samples."""
     return write_chats(tmp_path_factory.mktemp("chats") / "chats", random_chats(24))
+
+
+BALANCED = LLAMA | {
+    "num_moe_experts": 4,
+    "moe_router_topk": 2,
+    "moe_router_load_balancing_type": "seq_aux_loss",
+    "moe_aux_loss_coeff": 0.3,
+    "moe_z_loss_coeff": 0.1,
+}
+AXES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("model", "layout", "training"),
+    [
+        pytest.param(BALANCED, {}, RECOMPUTED, id="experts-recomputed"),
+        pytest.param(BALANCED, {}, {"micro_batch_size": 4}, id="experts-microbatch"),
+        pytest.param(
+            BALANCED, PP2 | TP2_SP | {"virtual_pipeline_model_parallel_size": 2}, {}, id="experts-VPP2xTP2"
+        ),
+        pytest.param(BALANCED, CP2 | PP2, RECOMPUTED, id="experts-CP2xPP2"),
+        pytest.param(DEEPSEEK | {"mtp_num_layers": None}, CP2, {}, id="latent-CP2"),
+        pytest.param(LLAMA | {"mtp_num_layers": 2}, PP2 | CP2, {}, id="MTP-PP2xCP2"),
+        pytest.param(QWEN, TP2_SP | CP2, {}, id="window-TP2xCP2"),
+    ],
+)
+def test_chats_train_alike_with_other_models_and_settings(
+    model: dict[str, Any], layout: dict[str, Any], training: dict[str, Any], prefix: str, tmp_path: Path
+) -> None:
+    """Auxiliary losses of samples do not depend on the microbatch either."""
+    alone, other = (chat_config(prefix, tmp_path / name, model) for name in ("alone", "other"))
+    for config in (alone, other):
+        config["training"]["train_iters"] = 3
+        config["optimizer"]["lr"] = 2e-4
+    other |= {"parallelism": layout, "world_size": 2 ** sum(name in layout for name in AXES)}
+    other["training"] |= training
+    found, expected = (
+        [
+            [value for name, value in event.items() if "loss" in name or name == "grad_norm"]
+            for event in run.events
+            if event["event"] == "step"
+        ]
+        for run in (finished(other), finished(alone))
+    )
+    numpy.testing.assert_allclose(found, expected, rtol=2e-6)
 
 
 @pytest.mark.process

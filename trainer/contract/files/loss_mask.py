@@ -25,6 +25,18 @@ def has_mask(prefix: str | os.PathLike[str]) -> bool:
     return os.path.lexists(mask_path(prefix))
 
 
+def can_learn(mask: bytes, seq_length: int) -> bool:
+    """Returns whether a run learns something of a chat, given its part of the mask and the run's sequence length.
+
+    A sample holds seq_length inputs and their labels, so up to seq_length + 1 tokens. A longer chat ends after its last
+    answer that fits (`trainer.data.chats.kept_tokens`, for many chats).
+    """
+    end = len(mask)
+    if end > seq_length + 1:
+        end = mask.rfind(bytes((LEARNED, 0)), 0, seq_length + 2) + 1
+    return LEARNED in mask[1:end]
+
+
 def size_problem(prefix: str | os.PathLike[str], num_tokens: int) -> Problem | None:
     """The problem of a mask whose size is not `num_tokens`, the number of tokens of its pair. None if it fits.
 
