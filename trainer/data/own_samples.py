@@ -111,7 +111,7 @@ class Form:
         if list(values.shape) != [length]:
             without = ", since it has no labels" if length > self.seq_length else ""
             raise SampleError(f"has {name} of shape {list(values.shape)}, not [{length}]{without}")
-        values = values.long()
+        values = values.long().cpu()
         low, high = int(values.min()), int(values.max())
         if low < 0 or high >= limit:
             wrong = low if low < 0 else high
