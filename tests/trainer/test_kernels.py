@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -66,6 +67,52 @@ def test_a_cross_entropy_that_rounds_to_bf16_is_only_used_in_bf16(
     chosen = kernels.Kernels(None, "torch", cross_entropy, None, on_gpu=True)
     core = transformer_config(on_a_gpu(tmp_path, "training", training), chosen)
     assert core.cross_entropy_loss_fusion == is_fused
+
+
+ANY = {"seed": 1}
+MASKED = {"eod_mask_loss": True, "eod_id": 1}
+
+
+@pytest.mark.parametrize(
+    ("version", "section", "values", "chosen"),
+    [
+        ("2.7.0", "training", ANY, "te"),
+        ("2.7.0", "data", MASKED, "native"),
+        ("2.10.0", "data", {"sft": True}, "native"),
+        ("2.10.0", "training", {"z_loss_coeff": 1e-4}, "native"),
+        ("2.10.0+abc", "model", {"mtp_num_layers": 1, "position_embedding_type": "rope"}, "native"),
+        ("of unknown version", "data", MASKED, "native"),
+        ("2.11.0", "data", MASKED, "te"),
+        ("2.16.1", "training", {"z_loss_coeff": 1e-4}, "te"),
+        ("2.16.1", "training", {"precision": "fp16"}, "native"),
+        ("2.16.1", "training", {"deterministic_mode": True}, "native"),
+    ],
+)
+def test_a_cross_entropy_that_mixes_up_the_gradients_of_tokens_is_not_used(
+    version: str,
+    section: str,
+    values: dict[str, Any],
+    chosen: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernels.language_module, "te_parallel_cross_entropy", object())
+    config = on_a_gpu(tmp_path, section, values)
+    assert kernels.choose_cross_entropy(config, version) == chosen
+    if chosen == "native" and config.training.precision == "bf16" and not config.training.deterministic_mode:
+        asked = on_a_gpu(tmp_path, section, values, cross_entropy_fusion_impl="te")
+        with pytest.raises(
+            TrainerError, match=f"in Transformer Engine {re.escape(version)}, its gradients are"
+        ):
+            kernels.choose_cross_entropy(asked, version)
+
+
+def test_a_transformer_engine_without_a_cross_entropy_leaves_it_to_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in NVIDIA's PyTorch image 25.03."""
+    monkeypatch.setattr(kernels.language_module, "te_parallel_cross_entropy", None)
+    assert kernels.choose_cross_entropy(on_a_gpu(tmp_path, "training", ANY), "2.1.0") == "native"
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,25 @@ matrix product of torch replaces it.
 
 from __future__ import annotations
 
+import re
 import types
 from dataclasses import dataclass
 from typing import Literal
 
 import megatron.core.optimizer as core_optimizer
 import torch
+from megatron.core.models.common.language_module import language_module
 from megatron.core.tensor_parallel import layers as core_layers
 from megatron.core.transformer import attention as core_attention
 
-from trainer.contract.config import DISCARDS_OUTPUT, TrainerConfig, TrainingConfig
+from trainer.contract.config import DISCARDS_OUTPUT, TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.checkpoint_index import pickle_by_value
+
+RIGHT_FOR_EACH_TOKEN = (2, 11)
+"""First version of Transformer Engine whose cross entropy multiplies the gradients of each token by the factor of its
+own loss. Versions 2.2 to 2.7 take the factor of the first token for all (its pull request 2139), and versions 2.8 to
+2.10 those of other tokens if a microbatch has several samples (2402)."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ def choose(config: TrainerConfig) -> Kernels:
     return Kernels(
         transformer_engine=version if has_layers else None,
         adamw=adamw,
-        cross_entropy=_cross_entropy(training, version),
+        cross_entropy=choose_cross_entropy(config, version),
         weight_gradient=weight_gradient_kernel() if training.precision != "fp32" else None,
         on_gpu=True,
         grouped_gemm=has_layers and _has_grouped_gemm(config),
@@ -136,19 +143,48 @@ def _has_grouped_gemm(config: TrainerConfig) -> bool:
     return model.num_moe_experts is not None and (not model.add_bias_linear if chosen is None else chosen)
 
 
-def _cross_entropy(training: TrainingConfig, version: str | None) -> Literal["te", "native"]:
-    """Choose Transformer Engine's cross entropy, which is faster than Core's, if it only rounds once.
+def choose_cross_entropy(config: TrainerConfig, version: str | None) -> Literal["te", "native"]:
+    """Choose the cross entropy of Transformer Engine `version`, which is faster than Core's, if it is right and only
+    rounds once.
 
     It rounds the gradient of each logit to the model's precision before it multiplies by the gradient of the loss.
     Megatron-LM found this unstable (its pull request 5115). In bf16 this factor is 1 here, since the loss is a sum that
     is scaled later in fp32, so nothing is rounded twice. In fp16 the factor is the loss scale, which is then applied
     too late. Megatron-LM does not count it among the deterministic ones.
+
+    Raises:
+        TrainerError: the configuration asks for it, and this version is missing it or wrong.
     """
-    if training.deterministic_mode:
+    training = config.training
+    if training.deterministic_mode or version is None:
         return "native"
+    problem = _cross_entropy_problem(config, version)
+    if training.cross_entropy_fusion_impl == "te" and problem:
+        raise TrainerError(f"training.cross_entropy_fusion_impl = te, but {problem}. Remove the key")
     if training.cross_entropy_fusion_impl is not None:
         return training.cross_entropy_fusion_impl
-    return "te" if version is not None and training.precision == "bf16" else "native"
+    return "te" if training.precision == "bf16" and not problem else "native"
+
+
+def _cross_entropy_problem(config: TrainerConfig, version: str) -> str:
+    """Why the cross entropy of Transformer Engine `version` cannot be used. Empty if it can be."""
+    if language_module.te_parallel_cross_entropy is None:
+        return f"Transformer Engine {version} has no cross entropy"
+    known = re.match(r"(\d+)\.(\d+)", version)
+    is_right = known is not None and (int(known[1]), int(known[2])) >= RIGHT_FOR_EACH_TOKEN
+    if is_right or not _tokens_differ(config):
+        return ""
+    return (
+        f"in Transformer Engine {version}, its gradients are wrong if tokens count differently, as with a loss mask, "
+        f"MTP layers or a z-loss (right since {'.'.join(map(str, RIGHT_FOR_EACH_TOKEN))})"
+    )
+
+
+def _tokens_differ(config: TrainerConfig) -> bool:
+    """True if the losses of some tokens may have other factors than those of others, such as 0 by a loss mask."""
+    data, model, training = config.data, config.model, config.training
+    has_mask = data.sft or data.eod_mask_loss or data.dataset is not None
+    return has_mask or model.mtp_num_layers is not None or training.z_loss_coeff is not None
 
 
 def transformer_engine_version() -> str | None:

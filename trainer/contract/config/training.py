@@ -67,7 +67,8 @@ class TrainingConfig:
     """Kernels of the transformer layers. Default: transformer_engine if it is installed, otherwise torch."""
     cross_entropy_fusion_impl: Literal["te", "native"] | None = None
     """Cross entropy: Transformer Engine's (te), or Megatron-Core's (native), which is fused in bf16 only, because it
-    rounds gradients to bf16. Default: te for bf16, otherwise native."""
+    rounds gradients to bf16. Default: te for bf16, unless the installed version is wrong for the run's loss masks or
+    z-loss (before 2.11); otherwise native."""
     loss: FunctionPath | None = None
     """Loss of your own, as package.module:function or file.py:function: it gets the logits and returns the loss of each
     token, which a step minimizes in place of the cross entropy. It is logged as objective."""
