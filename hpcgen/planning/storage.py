@@ -150,7 +150,7 @@ def kept_checkpoints(checkpoint: CheckpointConfig, num_steps: int, num_saves: in
     if checkpoint.keep_last is None:
         return num_saves
     forever = num_steps // checkpoint.keep_every if checkpoint.keep_every else 0
-    return min(checkpoint.keep_last + 1 + forever, num_saves)
+    return min(checkpoint.keep_last + 1 + forever, num_saves) + checkpoint.keep_best
 
 
 @record(kw_only=True)

@@ -66,8 +66,11 @@ class TrainingModel:
                 f"model.model_provider returns a {type(last).__name__} without the output_layer of GPTModel, which "
                 "answers.prompts needs. Derive the model from GPTModel, or remove answers.prompts"
             )
-        # Replicas with the same experts exchange tokens in each pass, so they must continue the same texts.
-        shares_experts = groups.ep is not None and groups.ep.size() > 1
+        # Replicas that share experts exchange tokens in each pass, so they must continue the same texts.
+        shares_experts = (
+            config.model.num_moe_experts is not None
+            and groups.ep.size() * groups.expt_tp.size() > groups.tp.size()
+        )
         self._num_parts = 1 if shares_experts else min(groups.dp.size(), num_texts)
         self._in_step = (None,) if shares_experts else (groups.mp, groups.cp)
 
