@@ -14,7 +14,7 @@ from tests.cli.reports import Page
 from tests.recorded_run import write_checkpoint
 from trainer.contract.resuming.hyperparameters import sections
 
-DATA = "train: [{prefix: data/absent}]"
+DATA = "train: [{prefix: data/absent}], valid: [{prefix: data/absent-too}]"
 RUN = f"""\
 # a small model
 name: small
