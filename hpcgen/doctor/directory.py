@@ -161,7 +161,7 @@ def _checkpoint_size(files: RunFiles) -> tuple[int, str]:
         if files.trainer is not None:
             model, keys = files.trainer.model, files.trainer.training
             return checkpoint_bytes(
-                model, keys.precision, optimizer_of(files.trainer.optimizer)
+                model, keys.precision, optimizer_of(files.trainer.optimizer), files.trainer.lora
             ), "a checkpoint takes"
     except (OSError, TrainerError, ArithmeticError, TypeError, AssertionError):
         pass

@@ -35,7 +35,9 @@ def save_gb_s(trainer: TrainerConfig, write_gb_s: float | None) -> float:
 
 def save_time_s(trainer: TrainerConfig, write_gb_s: float | None) -> float:
     """Seconds to write one checkpoint."""
-    size = checkpoint_bytes(trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer))
+    size = checkpoint_bytes(
+        trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer), trainer.lora
+    )
     return size / (save_gb_s(trainer, write_gb_s) * 1e9)
 
 
@@ -56,7 +58,9 @@ def staged_bytes(trainer: TrainerConfig) -> int:
     A synchronous save copies it as well, because the same thread writes it.
     """
     return (
-        checkpoint_bytes(trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer))
+        checkpoint_bytes(
+            trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer), trainer.lora
+        )
         // trainer.world_size
     )
 

@@ -28,5 +28,7 @@ def _two_checkpoints_gb(trainer: TrainerConfig | None) -> float:
     """Space of the next two checkpoints. 0, which is never too little, if hpcgen's trainer does not save them."""
     if trainer is None:
         return 0.0
-    size = checkpoint_bytes(trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer))
+    size = checkpoint_bytes(
+        trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer), trainer.lora
+    )
     return 2 * size / 1e9

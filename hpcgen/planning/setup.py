@@ -7,7 +7,14 @@ from collections.abc import Callable
 from typing import Literal, TypeVar
 
 from trainer.contract.attention.visibility import exchange
-from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
+from trainer.contract.config import (
+    LoraConfig,
+    ModelConfig,
+    ParallelismConfig,
+    TrainerConfig,
+    TrainingConfig,
+)
+from trainer.contract.model.adapters import WITHOUT_ADAPTERS
 from trainer.contract.model.layout import Layout
 from trainer.contract.optimizers import optimizer_of
 from trainer.contract.optimizers.kind import Optimizer
@@ -46,6 +53,7 @@ class Setup:
     optimizer: Optimizer
     separates_documents: bool = False
     """True if tokens attend only to their document or chat."""
+    lora: LoraConfig = WITHOUT_ADAPTERS
     gradient_bytes: int = 4
     """Size of an accumulated gradient. The trainer always accumulates in fp32; other programs may use bf16."""
 
@@ -59,6 +67,7 @@ class Setup:
             layout,
             optimizer_of(trainer.optimizer),
             separates_documents=trainer.data.separates_documents,
+            lora=trainer.lora,
         )
 
     @classmethod
@@ -71,6 +80,7 @@ class Setup:
             layout,
             optimizer_of(facts.optimizer),
             separates_documents=facts.data.separates_documents,
+            lora=facts.lora,
         )
 
     @functools.cached_property

@@ -106,7 +106,9 @@ class Prediction:
     def full_attention_tflops_per_gpu(self) -> float:
         """The same with all pairs of tokens counted, as some projects do."""
         length = self.trainer.model.seq_length
-        return self._per_gpu(flops(self.trainer.model, length, length**2, self.trainer.training.freeze))
+        return self._per_gpu(
+            flops(self.trainer.model, length, length**2, self.trainer.training.freeze, self.trainer.lora)
+        )
 
     def _per_gpu(self, sample_flops: float) -> float:
         rate = sample_flops * self.trainer.training.global_batch_size / self.step.total

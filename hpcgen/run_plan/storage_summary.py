@@ -125,7 +125,9 @@ def _file_system(
 
 
 def _checkpoint_bytes(trainer: TrainerConfig) -> int:
-    return checkpoint_bytes(trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer))
+    return checkpoint_bytes(
+        trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer), trainer.lora
+    )
 
 
 def _warnings(saving: dict[str, Any] | None, trainer: TrainerConfig, step_s: float) -> Iterator[Problem]:

@@ -18,6 +18,7 @@ from hpcgen.run_plan.prediction import step_time_s
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted, duration, size_text
 from trainer.contract.config import TrainerConfig
+from trainer.contract.model.adapters import adapter_parameter_count
 from trainer.contract.model.batch_size import total_samples
 from trainer.contract.model.experts import num_moe_layers
 from trainer.contract.model.model_size import active_parameter_count, checkpoint_bytes, parameter_count
@@ -117,6 +118,7 @@ def _training(plan: Plan, pairs: list[dict[str, Any]]) -> dict[str, Any]:
         "layout": str(layout),
         "bubble_fraction": layout.bubble_fraction,
         "parameters": parameter_count(trainer.model),
+        "adapter_parameters": adapter_parameter_count(trainer.lora, trainer.model),
         "active_parameters": active_parameter_count(trainer.model),
         "mtp_num_layers": trainer.model.mtp_num_layers,
         "experts": _experts(plan),
@@ -147,7 +149,7 @@ def _training(plan: Plan, pairs: list[dict[str, Any]]) -> dict[str, Any]:
         "activation_gib_per_device": memory.activation_bytes / GIB,
         "kernel_gib_per_device": memory.kernel_bytes / GIB,
         "checkpoint_bytes": checkpoint_bytes(
-            trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer)
+            trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer), trainer.lora
         ),
         "storage_write_gb_s": write_gb_s or checkpointing.ASSUMED_WRITE_GB_S,
         "checks_nodes_first": stage.checks_nodes,

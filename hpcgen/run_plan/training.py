@@ -296,7 +296,9 @@ def _space_warning(trainer: TrainerConfig) -> list[Problem]:
     # half of a slow step is a typical one: enough to decide whether to warn
     step_s = checkpointing.slow_step_s(trainer) / 2
     saves = checkpointing.num_saves(trainer.checkpoint, trainer.training.train_iters, step_s)
-    size = checkpoint_bytes(trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer))
+    size = checkpoint_bytes(
+        trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer), trainer.lora
+    )
     if trainer.checkpoint.keep_last is not None or saves * size < MUCH_SPACE_BYTES:
         return []
     reason = f"keeps every checkpoint of the run, {size_text(size)} each"
@@ -344,7 +346,10 @@ def _segment_warning(run: Run, config: RunConfig, allocation: Allocation) -> lis
 def _storage_warning(run: Run, trainer: TrainerConfig) -> list[Problem]:
     """Warns about a large checkpoint if the storage bandwidth, on which its timing depends, was not measured."""
     size_gb = (
-        checkpoint_bytes(trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer)) / 1e9
+        checkpoint_bytes(
+            trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer), trainer.lora
+        )
+        / 1e9
     )
     write_gb_s = run.cluster.storage_write_gb_s
     is_measured = write_gb_s is not None and is_set_by_site(run.cluster_document, "storage_write_gb_s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.trainer.runs import DEEPSEEK, DEEPSEEK_V3, GPT, LLAMA, MOE, QWEN, finished, gpt_config
 from tests.trainer.single_rank import ON_CPU, resolved
 from trainer.contract.attention.visibility import visible_pairs
-from trainer.contract.config import ModelConfig, TrainerConfig
+from trainer.contract.config import LoraConfig, ModelConfig, TrainerConfig
+from trainer.contract.config.resolve import resolve
 from trainer.contract.model.experts import num_moe_layers
 from trainer.contract.model.flops import flops
 from trainer.model import build
@@ -78,6 +80,22 @@ def test_the_formula_counts_what_frozen_weights_need(
     length = config.model.seq_length
     expected = flops(config.model, length, length * length, freeze) + router_flops(config.model)
     assert counted_flops(config, process_groups) == expected
+
+
+@pytest.mark.parametrize("targets", [None, ("linear_fc1", "decoder.layers.2.*")], ids=["all", "some"])
+def test_the_formula_counts_what_adapters_need(
+    targets: tuple[str, ...] | None, process_groups: Any, tmp_path: Path
+) -> None:
+    """The formula counts all gradients of the first layer, of which those before its first adapter are not needed."""
+    config = resolved(tmp_path, LLAMA)
+    config = resolve(dataclasses.replace(config, lora=LoraConfig(rank=4, target_modules=targets)))
+    length, h = config.model.seq_length, config.model.hidden_size
+    expected = flops(config.model, length, length * length, lora=config.lora)
+    if targets is None:  # of linear_qkv, and of the A of queries, keys and values
+        first = h * (128 + 3 * 4)
+    else:  # of the complete attention, of linear_fc1, and of the A of gate and up
+        first = h * (128 + h) + 2 * 2 * h * length + h * (2 * 96 + 2 * 4)
+    assert counted_flops(config, process_groups) == expected - 2 * length * first
 
 
 def test_pairs_are_those_below_the_diagonal_of_each_document() -> None:

@@ -186,6 +186,18 @@ def test_frozen_parameters_take_only_their_weights(
         assert found.activation_bytes >= 0.9 * rank["activation_bytes"]
 
 
+def test_adapters_take_gradients_and_state_only_for_themselves(tmp_path: Path) -> None:
+    document = gpt_config("none", tmp_path / "run", DENSE)
+    document |= {"world_size": 2, "parallelism": PP2, "lora": {"rank": 8}}
+    document["training"] |= SMALL_BATCH | {"transformer_impl": "torch"}
+    document["checkpoint"] = {"load": "none", "finetune": True}
+    setup = setup_of(document)
+    for rank in ranks_of(document, tmp_path / "config.json"):
+        found = estimate_stage(setup, rank["stage"])
+        assert found.parameter_bytes == pytest.approx(rank["parameter_bytes"], rel=0.02)
+        assert found.activation_bytes >= 0.9 * rank["activation_bytes"]
+
+
 @pytest.mark.parametrize(
     ("model", "layout", "world_size", "training"),
     [
@@ -246,7 +258,7 @@ def setup_of(document: dict[str, Any]) -> Setup:
     config = resolve(configuration.from_dict(TrainerConfig, document, "test"))
     layout = Layout.make(config.model, config.parallelism, config.training, config.world_size)
     assert layout is not None
-    return Setup(config.model, config.parallelism, config.training, layout, ADAMW)
+    return Setup(config.model, config.parallelism, config.training, layout, ADAMW, lora=config.lora)
 
 
 def ranks_of(document: dict[str, Any], path: Path) -> list[dict[str, Any]]:

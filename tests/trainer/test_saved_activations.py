@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +21,14 @@ from hpcgen.planning.memory.stages import Layer
 from hpcgen.planning.setup import Setup
 from tests.trainer.runs import GPT
 from tests.trainer.single_rank import ON_CPU, resolved
-from trainer.contract.config import ModelConfig, ParallelismConfig, TrainerConfig, TrainingConfig
-from trainer.contract.config.resolve import resolve_model
+from trainer.contract.config import (
+    LoraConfig,
+    ModelConfig,
+    ParallelismConfig,
+    TrainerConfig,
+    TrainingConfig,
+)
+from trainer.contract.config.resolve import resolve, resolve_model
 from trainer.contract.model.layout import Layout
 from trainer.contract.optimizers.adamw import ADAMW
 from trainer.model import build, packing
@@ -111,7 +118,7 @@ def saved_by_model(config: TrainerConfig, process_groups: Any) -> int:
 def setup_of(config: TrainerConfig) -> Setup:
     layout = Layout.make(config.model, config.parallelism, config.training, 1)
     assert layout is not None
-    return Setup(config.model, config.parallelism, config.training, layout, ADAMW)
+    return Setup(config.model, config.parallelism, config.training, layout, ADAMW, lora=config.lora)
 
 
 def estimated(config: TrainerConfig) -> int:
@@ -162,6 +169,24 @@ def test_a_layer_saves_what_the_estimate_counts(
     model: dict[str, Any], training: dict[str, Any], process_groups: Any, tmp_path: Path
 ) -> None:
     few, more = (batch_of_two(tmp_path, model | {"num_layers": layers}, **training) for layers in (1, 3))
+    measured = saved_by_model(more, process_groups) - saved_by_model(few, process_groups)
+    assert estimated(more) - estimated(few) == pytest.approx(measured, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("model", "lora"),
+    [
+        pytest.param(DENSE | GROUPED, LoraConfig(rank=16), id="grouped"),
+        pytest.param(SHARED, LoraConfig(rank=16, dropout=0.1), id="shared-dropout"),
+    ],
+)
+def test_a_layer_with_adapters_saves_what_the_estimate_counts(
+    model: dict[str, Any], lora: LoraConfig, process_groups: Any, tmp_path: Path
+) -> None:
+    few, more = (
+        resolve(dataclasses.replace(batch_of_two(tmp_path, model | {"num_layers": layers}), lora=lora))
+        for layers in (1, 3)
+    )
     measured = saved_by_model(more, process_groups) - saved_by_model(few, process_groups)
     assert estimated(more) - estimated(few) == pytest.approx(measured, rel=0.03)
 

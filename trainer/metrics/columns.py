@@ -87,7 +87,7 @@ class Throughput:
         capacity = self._samples * config.model.seq_length
         tokens = capacity - self._padding
         tflops = (
-            flops(config.model, tokens, self._pairs, config.training.freeze)
+            flops(config.model, tokens, self._pairs, config.training.freeze, config.lora)
             / seconds
             / config.world_size
             / 1e12

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hpcgen.planning.memory.adapters import AdapterCounts, adapter_counts
 from hpcgen.planning.setup import Setup, once_per_setup
 from trainer.contract.config import ModelConfig
 from trainer.contract.model.experts import moe_layer_pattern
@@ -82,19 +83,33 @@ def num_shards(setup: Setup, *, of_expert: bool = False) -> int:
 
 def parameter_bytes(setup: Setup, stage: int) -> ParameterBytes:
     """Bytes of the weights of a pipeline stage with their gradients and optimizer state, on one device."""
-    return _bytes(setup, stage_parameter_counts(setup, stage), _frozen_counts(setup)[stage])
+    return _bytes(setup, stage_parameter_counts(setup, stage), trained_parameter_counts(setup)[stage])
 
 
 def total_parameter_bytes(setup: Setup) -> float:
     """The sum of these bytes over the stages."""
     of_layers = _counts_of_layers(setup, [moe_layer_pattern(setup.model)])
     counts = of_layers + Counts(tables=sum(_tables(setup))) + _mtp_counts(setup)
-    return sum(_bytes(setup, counts, sum(_frozen_counts(setup), Counts())))
+    of_adapters = sum(map(_of_adapters, adapter_counts(setup)), Counts())
+    trained = of_adapters if setup.lora.rank is not None else counts - sum(_frozen_counts(setup), Counts())
+    return sum(_bytes(setup, counts + of_adapters, trained))
 
 
-def _bytes(setup: Setup, counts: Counts, frozen: Counts) -> ParameterBytes:
-    """Bytes of parameters, of which those in `frozen` have neither gradients nor optimizer state."""
-    trained = counts - frozen
+@once_per_setup
+def trained_parameter_counts(setup: Setup) -> list[Counts]:
+    """The parameters of each stage on one device that have gradients and optimizer state."""
+    if setup.lora.rank is not None:
+        return list(map(_of_adapters, adapter_counts(setup)))
+    complete = _parameter_counts(setup)
+    return [counts - frozen for counts, frozen in zip(complete, _frozen_counts(setup), strict=True)]
+
+
+def _of_adapters(counts: AdapterCounts) -> Counts:
+    return Counts(layers=counts.layers, experts=counts.experts)
+
+
+def _bytes(setup: Setup, counts: Counts, trained: Counts) -> ParameterBytes:
+    """Bytes of parameters, of which only those in `trained` have gradients and optimizer state."""
     parts = [
         bytes_per_parameter(setup, "table").times(counts.tables, trained.tables),
         bytes_per_parameter(setup, "layer").times(counts.layers, trained.layers),
@@ -108,8 +123,8 @@ def _bytes(setup: Setup, counts: Counts, frozen: Counts) -> ParameterBytes:
 
 
 def stage_parameter_counts(setup: Setup, stage: int) -> Counts:
-    """Numbers of parameters of a pipeline stage on one device."""
-    return _parameter_counts(setup)[stage]
+    """Numbers of parameters of a pipeline stage on one device, with adapters."""
+    return _parameter_counts(setup)[stage] + _of_adapters(adapter_counts(setup)[stage])
 
 
 @once_per_setup

@@ -7,6 +7,7 @@ import itertools
 import math
 import operator
 
+from hpcgen.planning.memory.adapters import adapter_bytes
 from hpcgen.planning.memory.attention import Part, attention_part
 from hpcgen.planning.memory.kernels import kernel_bytes
 from hpcgen.planning.memory.mlp import mlp_part
@@ -18,7 +19,7 @@ from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.model.layout import Layout
 from trainer.contract.model.model_size import last_layer_has_experts
 from trainer.contract.model.pipeline import mtp_chunk, mtp_stage
-from trainer.contract.record import record
+from trainer.contract.record import record, replaced
 
 GIB = 1024**3
 
@@ -59,7 +60,13 @@ class Layer:
     @classmethod
     def of(cls, setup: Setup, *, has_experts: bool) -> Layer:
         """A dense layer, or one with experts."""
-        return cls(attention_part(setup), mlp_part(setup, has_experts=has_experts))
+        parts = {"self_attention": attention_part(setup), "mlp": mlp_part(setup, has_experts=has_experts)}
+        for module, part in parts.items():
+            adapters = adapter_bytes(setup, module, has_experts=has_experts)
+            parts[module] = replaced(
+                part, kept=part.kept + adapters.kept, working=part.working + adapters.working
+            )
+        return cls(parts["self_attention"], parts["mlp"])
 
     @functools.cached_property
     def kept(self) -> float:

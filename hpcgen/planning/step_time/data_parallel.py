@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from hpcgen.planning.memory.parameters import stage_parameter_counts, table_parameter_count
+from hpcgen.planning.memory.parameters import table_parameter_count, trained_parameter_counts
 from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.collectives import Group, Groups, Links
 from hpcgen.planning.step_time.pipeline import Durations, Timeline
@@ -101,7 +101,7 @@ def weight_transfers(setup: Setup, links: Links, stage: int) -> WeightTransfers:
 
 def _stage_weights(setup: Setup, stage: int) -> list[Weights]:
     """The weights of each chunk of a stage, as if all its layers were equal."""
-    counts = stage_parameter_counts(setup, stage)
+    counts = trained_parameter_counts(setup)[stage]
     numbers = [len(layers) for layers in setup.layout.layers_of_stage(stage)]
     shares = [number / max(1, sum(numbers)) for number in numbers]
     tables = [0.0] * len(numbers)
@@ -115,7 +115,8 @@ def _stage_weights(setup: Setup, stage: int) -> list[Weights]:
 def _tied_embedding(traffic: _Traffic) -> float:
     """Seconds to sum the gradients of an embedding that the first and the last stage share, after the reduction."""
     setup, pipeline = traffic.setup, traffic.groups.pipeline
-    if pipeline.size == 1 or setup.model.untie_embeddings_and_output_weights:
+    is_trained = setup.lora.rank is None
+    if pipeline.size == 1 or setup.model.untie_embeddings_and_output_weights or not is_trained:
         return 0.0
     ends = Group(2, 1 if pipeline.crosses_network else 2)
     return traffic.links.all_reduce(table_parameter_count(setup) * setup.gradient_bytes, ends)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcgen.planning.memory.parameters import num_shards, stage_parameter_counts
+from hpcgen.planning.memory.parameters import num_shards, trained_parameter_counts
 from hpcgen.planning.step_time.linear import CASTS
 from hpcgen.planning.step_time.machine import Constant
 from hpcgen.planning.step_time.work import Device
@@ -19,7 +19,7 @@ CLEARED_BYTES = 4
 def optimizer_time(device: Device, stage: int) -> float:
     """Seconds of the update on a device of a pipeline stage."""
     setup, kernels = device.setup, device.kernels
-    counts = stage_parameter_counts(setup, stage)
+    counts = trained_parameter_counts(setup)[stage]
     own = (counts.tables + counts.layers) / num_shards(setup)
     own += counts.experts / num_shards(setup, of_expert=True)
     seconds = OVERHEAD.value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar, cast
 
+from hpcgen.planning.step_time.adapters import adapter_parts
 from hpcgen.planning.step_time.attention import attention_parts
 from hpcgen.planning.step_time.host import host_time, outside_time, with_waits
 from hpcgen.planning.step_time.layer import Layer
@@ -68,10 +69,12 @@ class KnownParts:
     def _layer_parts(self, device: Device, has_experts: bool) -> list[Part]:
         tokens = _tokens_key(device)
         attention = self._once(("attention", tokens), lambda: attention_parts(device))
+        key = "adapters", has_experts, tokens, _experts_key(device)
+        adapters = self._once(key, lambda: adapter_parts(device, has_experts=has_experts))
         if has_experts:
-            key = "experts", tokens, _experts_key(device)
-            return attention + self._once(key, lambda: expert_parts(device))
-        return attention + self._once(("mlp", tokens), lambda: mlp_parts(device))
+            key = "experts", has_experts, tokens, _experts_key(device)
+            return attention + self._once(key, lambda: expert_parts(device)) + adapters
+        return attention + self._once(("mlp", tokens), lambda: mlp_parts(device)) + adapters
 
     def _output(self, device: Device) -> Passes:
         """The output, and the waits for the host outside the layers, which launches most of it there."""

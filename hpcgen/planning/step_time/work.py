@@ -142,7 +142,14 @@ class Device:
     def products(
         self, tokens: float, outputs: float, inputs: float, precision: Precision, groups: int = 1
     ) -> Products:
-        """The products of a linear layer."""
+        """The products of a linear layer of the model. With adapters, its weight is frozen and has no gradient."""
+        found = self.trained_products(tokens, outputs, inputs, precision, groups)
+        return found if self.setup.lora.rank is None else found._replace(weight_gradient=0.0)
+
+    def trained_products(
+        self, tokens: float, outputs: float, inputs: float, precision: Precision, groups: int = 1
+    ) -> Products:
+        """The products of a linear layer whose weight is trained."""
         seconds = (
             self.kernels.product(
                 Product(tokens, outputs, inputs, kind, precision, groups, self.setup.gradient_bytes)

@@ -49,7 +49,7 @@ def _of_nodes(found: NodesLayouts) -> dict[str, Any]:
 def row(found: NodesLayouts, layout: RankedLayout) -> dict[str, Any]:
     """A layout with its predictions."""
     facts, memory = layout.facts, layout.memory
-    of_sample = sample_flops(facts.resolved_model, facts.training.freeze)
+    of_sample = sample_flops(facts.resolved_model, facts.training.freeze, facts.lora)
     flops = of_sample * facts.training.global_batch_size / layout.step.total
     tflops = flops / found.num_gpus / 1e12
     precision = "fp8" if facts.training.fp8 else facts.training.precision

@@ -18,6 +18,9 @@ LINEARS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """Megatron-Core's names of the linear layers that can have an adapter."""
 
 
+WITHOUT_ADAPTERS = LoraConfig()
+
+
 class Part(NamedTuple):
     """A part of an adapter, with lora_A [rank, inputs] and lora_B [outputs, rank] for the complete layer."""
 
@@ -41,6 +44,11 @@ class Linear(NamedTuple):
     def parameter_count(self, rank: int) -> int:
         """Number of parameters of the adapters of this rank, over all experts."""
         return (self.num_experts or 1) * sum(rank * (part.inputs + part.outputs) for part in self.parts)
+
+    @property
+    def layer(self) -> int:
+        """Number of its transformer layer, from 0."""
+        return int(self.name.split(".")[2])
 
     @property
     def module_names(self) -> list[str]:
@@ -93,6 +101,15 @@ def matches(pattern: str, name: str) -> bool:
     """True if an entry of lora.target_modules chooses the linear layer `name`. A name in LINEARS chooses it in all
     transformer layers."""
     return fnmatchcase(name.rpartition(".")[2] if pattern in LINEARS else name, pattern)
+
+
+def active_parameter_counts(lora: LoraConfig, model: ModelConfig) -> list[float]:
+    """Adapters' parameters that process a token, by layer of the resolved `model`: of experts, those of the chosen."""
+    counts = [0.0] * model.num_layers
+    for linear in targets(lora, model):
+        share = model.moe_router_topk / linear.num_experts if linear.num_experts else 1
+        counts[linear.layer] += share * linear.parameter_count(lora.rank or 0)
+    return counts
 
 
 def adapter_parameter_count(lora: LoraConfig, model: ModelConfig) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainer.contract.attention import attention_of
 from trainer.contract.attention.visibility import visible_pairs
-from trainer.contract.config import ModelConfig, TrainerConfig
+from trainer.contract.config import LoraConfig, ModelConfig, TrainerConfig
+from trainer.contract.model.adapters import WITHOUT_ADAPTERS, active_parameter_counts
 from trainer.contract.model.experts import moe_layer_pattern
-from trainer.contract.model.frozen import frozen
+from trainer.contract.model.frozen import Frozen, frozen
 
 FORMULA = (
     "megatron-lm: 3 x forward matrix products, causal attention halved, only keys in the window and the document, with "
@@ -22,17 +25,25 @@ def flops_per_iteration(config: TrainerConfig) -> float:
 
 def flops_per_sample(config: TrainerConfig) -> float:
     """Model FLOPs of training on one sequence, as if it were one document. `config` is resolved."""
-    return sample_flops(config.model, config.training.freeze)
+    return sample_flops(config.model, config.training.freeze, config.lora)
 
 
-def sample_flops(model: ModelConfig, freeze: tuple[str, ...] = ()) -> float:
+def sample_flops(
+    model: ModelConfig, freeze: tuple[str, ...] = (), lora: LoraConfig = WITHOUT_ADAPTERS
+) -> float:
     """Model FLOPs of training the resolved `model` on one sequence, as if it were one document."""
-    return flops(model, model.seq_length, visible_pairs(model, [model.seq_length]), freeze)
+    return flops(model, model.seq_length, visible_pairs(model, [model.seq_length]), freeze, lora)
 
 
-def flops(model: ModelConfig, tokens: int, pairs: float, freeze: tuple[str, ...] = ()) -> float:
+def flops(
+    model: ModelConfig,
+    tokens: int,
+    pairs: float,
+    freeze: tuple[str, ...] = (),
+    lora: LoraConfig = WITHOUT_ADAPTERS,
+) -> float:
     """Model FLOPs of training the resolved `model` on `tokens` with `pairs` of a query and a visible key. `freeze` are
-    the patterns of training.freeze.
+    the patterns of training.freeze. With `lora`, all weights of the model are frozen, and adapters are trained.
 
     Source: Megatron-LM, megatron/training/training.py, num_floating_point_operations.
 
@@ -50,24 +61,30 @@ def flops(model: ModelConfig, tokens: int, pairs: float, freeze: tuple[str, ...]
     layers = (*pattern, *pattern[-1:] * mtp_layers)
     mlps = sum(_mlp_width(model, has_experts) for has_experts in layers)
     logits = (1 + mtp_layers) * h * model.padded_vocab_size
-    per_token = len(layers) * products + matrices * h * mlps + mtp_layers * 2 * h * h + logits
+    per_token: float = len(layers) * products + matrices * h * mlps + mtp_layers * 2 * h * h + logits
+    adapters = active_parameter_counts(lora, model) if lora.rank is not None else []
+    per_token += sum(adapters)
     complete = 3.0 * 2 * (per_token * tokens + len(layers) * attention.score_width(model) * pairs)
-    return complete - _saved(model, tokens, pairs, freeze) if freeze else complete
+    if adapters:
+        return complete - _saved(model, tokens, pairs, frozen(model, ("*",)), list(map(bool, adapters)))
+    if not freeze:
+        return complete
+    kept = frozen(model, freeze)
+    return complete - _saved(model, tokens, pairs, kept, kept.has_trained)
 
 
-def _saved(model: ModelConfig, tokens: int, pairs: float, freeze: tuple[str, ...]) -> float:
+def _saved(model: ModelConfig, tokens: int, pairs: float, kept: Frozen, has_trained: Sequence[bool]) -> float:
     """FLOPs of the backward pass that frozen weights save: their gradients, and all of the layers before the first one
     with something to train. In that layer, all gradients of inputs count.
     """
     assert model.padded_vocab_size
-    kept = frozen(model, freeze)
     table, logits = model.padded_vocab_size * model.hidden_size, 1 + (model.mtp_num_layers or 0)
     head = kept.output if model.untie_embeddings_and_output_weights else kept.embedding
     saved = 2.0 * tokens * (sum(kept.matrices) + logits * head)
     if kept.embedding < table or kept.positions < _positions(model):
         return saved
-    for matrices, has_trained in zip(kept.matrices, kept.has_trained, strict=True):
-        if has_trained:
+    for matrices, is_trained in zip(kept.matrices, has_trained, strict=True):
+        if is_trained:
             return saved
         saved += 2.0 * (matrices * tokens + 2 * attention_of(model).score_width(model) * pairs)
     return saved

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from trainer.contract.attention import attention_of
-from trainer.contract.config import ModelConfig
+from trainer.contract.config import LoraConfig, ModelConfig
+from trainer.contract.model.adapters import WITHOUT_ADAPTERS, adapter_parameter_count
 from trainer.contract.model.experts import moe_layer_pattern, num_moe_layers
 from trainer.contract.optimizers.kind import Optimizer
 
@@ -117,8 +118,16 @@ def _norm_parameters(model: ModelConfig) -> tuple[str, ...]:
     return ("weight", "bias") if model.normalization == "LayerNorm" else ("weight",)
 
 
-def checkpoint_bytes(model: ModelConfig, precision: str, optimizer: Optimizer) -> int:
-    """Size of one checkpoint of the resolved `model` in bytes: weights and the state of the optimizer."""
+def checkpoint_bytes(
+    model: ModelConfig, precision: str, optimizer: Optimizer, lora: LoraConfig = WITHOUT_ADAPTERS
+) -> int:
+    """Size of one checkpoint of the resolved `model` in bytes: weights and the state of the optimizer.
+
+    With `lora`, checkpoints contain only adapters.
+    """
+    if lora.rank is not None:
+        of_weight = 4 if precision == "fp32" else 2
+        return adapter_parameter_count(lora, model) * int(of_weight + optimizer.state_bytes("layer"))
     count = parameter_count(model)
     in_layers = layers_parameter_count(model) + (model.mtp_num_layers or 0) * mtp_parameter_count(model)
     weights = count * (4 if precision == "fp32" else 2)
