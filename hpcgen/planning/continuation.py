@@ -17,11 +17,12 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.shown import show
 from hpcgen.errors import Problem
 from trainer.contract.config import TrainerConfig
+from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import FORMAT, Checkpoint
 from trainer.contract.files.finished import is_marked, last_checkpoint
 from trainer.contract.files.run_directory import RunDirectory
-from trainer.contract.resuming import evidence, provenance
+from trainer.contract.resuming import base_model, evidence, provenance
 from trainer.contract.resuming.change import Change
 from trainer.contract.resuming.confirmations import Confirmations
 from trainer.contract.resuming.hyperparameters import (
@@ -48,6 +49,8 @@ def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[P
     source, contents = _with_files(source, trainer)
     if source.record.get("weights_only") and not source.weights_only:
         return [_only_weights(source)]
+    if problem := _misfit_of_adapters(source, trainer):
+        return [problem]
     return [
         *_early_end(source, trainer),
         *_problems(source, config, trainer, contents),
@@ -274,6 +277,21 @@ def _only_weights(source: _Source) -> Problem:
         return Problem(source.key, f"contains {source.path}, which has only weights", hint)
     reason = f"does not fit {source.path}, which has only weights"
     return Problem("checkpoint.finetune", reason, "set it to true")
+
+
+def _misfit_of_adapters(source: _Source, trainer: TrainerConfig) -> Problem | None:
+    """Why the run cannot start from the source, because only one of them has adapters or their model has changed."""
+    record, only_weights = source.record, source.weights_only
+    if problem := base_model.mismatch(source.path, record, trainer.lora, weights_only=only_weights):
+        return problem
+    if base_model.has_adapters(record):
+        try:
+            base_model.find(record, trainer.checkpoint.load)
+        except TrainerError as error:
+            return Problem("checkpoint.load", f"does not fit: {error}")
+        except OSError:
+            return None
+    return None
 
 
 def _early_end(source: _Source, trainer: TrainerConfig) -> Iterator[Problem]:

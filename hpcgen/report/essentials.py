@@ -74,6 +74,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "adam_beta2",
         "clip_grad",
     ),
+    "lora": ("rank", "alpha", "dropout", "target_modules"),
     "checkpoint": ("save_interval", "save_interval_minutes", "async_save", "keep_last", "keep_every", "load"),
 }
 """Keys that most people look for first. The page has the rest as JSON, as has `hpcgen checkpoint inspect --json`."""

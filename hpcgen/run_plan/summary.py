@@ -287,7 +287,9 @@ def _parameters(summary: dict[str, Any]) -> str:
     active = f", of which {summary['active_parameters']:,} process each token" if is_sparse else ""
     layers = summary["mtp_num_layers"]
     mtp = f" including {counted(layers, 'MTP layer')}" if layers else ""
-    return f"{summary['parameters']:,}{mtp}{active}{note}"
+    trained = summary["adapter_parameters"]
+    adapters = f", frozen, and {trained:,} of adapters" if trained else ""
+    return f"{summary['parameters']:,}{mtp}{active}{note}{adapters}"
 
 
 def _experts(plan: Plan) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from hpcgen.report.essentials import shown, text
 from hpcgen.report.words import moment
 from hpcgen.text import counted, few, harmless, size_text
 from trainer.contract.files.checkpoint_files import FORMAT, consumed_tokens
-from trainer.contract.resuming import sampling
+from trainer.contract.resuming import base_model, sampling
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.index import Tensor
@@ -119,6 +119,8 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
     yield "size", f"{size_text(num_bytes)} in {counted(len(record['files']), 'file')}"
     ranks = counted(record["world_size"], "rank")
     yield "written by", f"{ranks} ({_layout(record['layout'], model)}), {record['precision']}"
+    if base_model.has_adapters(record):
+        yield "adapters", f"{_section('lora', record['lora'])}, of {harmless(base_model.path_of(record))}"
     for section in ("model", "training", "optimizer"):
         yield section, _section(section, record[section])
     yield "data", _data(record.get("data") or {})

@@ -48,7 +48,7 @@ def mismatch(
     if has_adapters(record):
         assert record
         if lora.rank is None:
-            reason = f"is null, but {path} contains only LoRA adapters of rank {rank_of(record)}, of {_named(record)}"
+            reason = f"is null, but {path} contains only LoRA adapters of rank {rank_of(record)}, of {path_of(record)}"
             hint = f"set it to {rank_of(record)} to train them, or name the checkpoint of a complete model"
             return Problem("lora.rank", reason, hint)
         return None
@@ -112,5 +112,6 @@ def find(record: Mapping[str, Any], load: str | None) -> Checkpoint:
     )
 
 
-def _named(record: Mapping[str, Any]) -> str:
+def path_of(record: Mapping[str, Any]) -> str:
+    """Where the base model of the adapters with this `record` was when they were trained."""
     return str(((record.get("origins") or {}).get(ORIGIN) or {}).get("path", "an unknown model"))
