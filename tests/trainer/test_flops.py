@@ -91,10 +91,9 @@ def test_the_formula_counts_what_adapters_need(
     config = resolve(dataclasses.replace(config, lora=LoraConfig(rank=4, target_modules=targets)))
     length, h = config.model.seq_length, config.model.hidden_size
     expected = flops(config.model, length, length * length, lora=config.lora)
-    if targets is None:  # of linear_qkv, and of the A of queries, keys and values
-        first = h * (128 + 3 * 4)
-    else:  # of the complete attention, of linear_fc1, and of the A of gate and up
-        first = h * (128 + h) + 2 * 2 * h * length + h * (2 * 96 + 2 * 4)
+    attention, fc1 = h * (128 + h) + 2 * 2 * h * length, 2 * 96
+    # with each linear layer, the A of its parts
+    first = h * (128 + 3 * 4) if targets is None else attention + h * (fc1 + 2 * 4)
     assert counted_flops(config, process_groups) == expected - 2 * length * first
 
 

@@ -9,16 +9,22 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 
-from tests.trainer.runs import LLAMA, Run, finished, gpt_config, run
+from tests.trainer.inference.models import ONE
+from tests.trainer.runs import LLAMA, MOE, Run, finished, gpt_config, run
 from tests.trainer.tensors import load_all
 from trainer.contract.files.checkpoint_files import read_record, record_text
+from trainer.inference.checkpoint import find_checkpoint
+from trainer.inference.loading import load
+from trainer.lora.adapter import is_adapter
 
 pytestmark = pytest.mark.process
 
 TP2 = {"tensor_model_parallel_size": 2}
 PP2 = {"pipeline_model_parallel_size": 2}
 SP = {"sequence_parallel": True}
+SLOW = pytest.mark.slow
 
 
 def lora_config(
@@ -43,10 +49,10 @@ def single_lora(corpus: str, single_llama: Run, tmp_path_factory: pytest.TempPat
     ("layout", "world_size"),
     [
         pytest.param(TP2 | PP2 | SP, 4, id="TP2xPP2+SP"),
-        pytest.param(TP2, 2, id="TP2"),
-        pytest.param({"context_parallel_size": 2}, 2, id="CP2"),
+        pytest.param(TP2, 2, id="TP2", marks=SLOW),
+        pytest.param({"context_parallel_size": 2}, 2, id="CP2", marks=SLOW),
         pytest.param({"overlap_grad_reduce": True, "overlap_param_gather": True}, 2, id="DP2"),
-        pytest.param(PP2 | {"virtual_pipeline_model_parallel_size": 2}, 2, id="VPP2"),
+        pytest.param(PP2 | {"virtual_pipeline_model_parallel_size": 2}, 2, id="VPP2", marks=SLOW),
     ],
 )
 def test_adapters_train_alike_at_every_layout(
@@ -133,3 +139,70 @@ def rewrite_base(checkpoint: Path, path: str) -> None:
     record = read_record(checkpoint)
     record["origins"]["base"]["path"] = path
     (checkpoint / "COMPLETE").write_text(record_text(record))
+
+
+def test_inference_reads_the_model_and_its_adapters(single_llama: Run, single_lora: Run) -> None:
+    """The logits of the loaded model have the loss of the training's next step, to which both contribute."""
+    tokens = list(range(1, 40))
+    models = [load(find_checkpoint(run.directory), ONE, device="cpu") for run in (single_llama, single_lora)]
+    complete, adapted = (model.logits(tokens) for model in models)
+    assert not torch.allclose(complete, adapted, atol=1e-3)
+    base = {name: value for name, value in models[0].module.state_dict().items() if torch.is_tensor(value)}
+    for name, value in models[1].module.state_dict().items():
+        if torch.is_tensor(value) and not is_adapter(name):
+            assert torch.equal(value, base[name]), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "world_size"),
+    [
+        ({"expert_model_parallel_size": 2}, 2),
+        (TP2 | SP | {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}, 4),
+        (PP2 | {"expert_model_parallel_size": 2}, 4),
+    ],
+    ids=["EP2", "TP2+SP+EP2", "PP2xEP2"],
+)
+def test_adapters_of_experts_train_alike_at_every_layout(
+    layout: dict[str, Any], world_size: int, corpus: str, tmp_path: Path
+) -> None:
+    base = finished(gpt_config(corpus, tmp_path / "base", MOE))
+    alone, together = (lora_config(corpus, tmp_path / name, base, MOE) for name in ("alone", "together"))
+    together |= {"parallelism": layout, "world_size": world_size}
+    for config in (alone, together):
+        config["training"]["micro_batch_size"] = 1
+    numpy.testing.assert_allclose(finished(together).steps, finished(alone).steps, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_stage_without_adapters_trains(corpus: str, single_llama: Run, tmp_path: Path) -> None:
+    """Adapters of the last layer alone, with frozen stages before it."""
+    alone, together = (
+        lora_config(corpus, tmp_path / name, single_llama, target_modules=["decoder.layers.3.*"], dropout=0.0)
+        for name in ("alone", "together")
+    )
+    together |= {"parallelism": PP2 | {"virtual_pipeline_model_parallel_size": 2}, "world_size": 2}
+    together["checkpoint"]["save_interval"] = 3
+    ended = finished(together)
+    numpy.testing.assert_allclose(ended.steps, finished(alone).steps, rtol=0, atol=1e-5)
+    together["checkpoint"] = {"load": str(ended.checkpoints / "iter_0000003")}
+    together["run_dir"] = str(tmp_path / "resumed")
+    numpy.testing.assert_allclose(finished(together).steps, ended.steps[3:], rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_resumes_exactly(precision: str, corpus: str, tmp_path: Path) -> None:
+    full = gpt_config(corpus, tmp_path / "base", LLAMA)
+    full["training"] |= {"precision": precision, "train_iters": 2}
+    scale = {"initial_loss_scale": 1024.0} if precision == "fp16" else {}
+    full["optimizer"] |= scale
+    base = finished(full)
+    config = lora_config(corpus, tmp_path / "lora", base, dropout=0.1)
+    config["training"]["precision"] = precision
+    config["optimizer"] |= scale
+    config["checkpoint"]["save_interval"] = 3
+    ended = finished(config)
+    config["checkpoint"] = {"load": str(ended.checkpoints / "iter_0000003")}
+    config["run_dir"] = str(tmp_path / "resumed")
+    assert finished(config).steps == ended.steps[3:]
