@@ -94,6 +94,11 @@ class Setup:
         return 4 if self.training.precision == "fp32" else 2
 
     @property
+    def trains_weights(self) -> bool:
+        """False if only adapters are trained."""
+        return self.lora.rank is None
+
+    @property
     def operand_bytes(self) -> int:
         """Size of a value in the input of a product of a dense layer, as the product keeps it."""
         return 1 if self.training.fp8 else self.value_bytes

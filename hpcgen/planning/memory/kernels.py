@@ -28,7 +28,7 @@ def kernel_bytes(setup: Setup, *, kinds: set[bool], has_output_layer: bool) -> i
         size += setup.tokens * setup.gathered_hidden_bytes
     if setup.uses_engine:
         workspaces += 1 + (GROUPED_STREAMS if True in kinds and setup.groups_experts else 0)
-        if setup.accumulates_in_products:
+        if setup.accumulates_in_products and setup.trains_weights:
             shapes = set[tuple[int, int]]().union(*(_weight_shapes(setup)[kind] for kind in kinds))
             size += sum(setup.value_bytes * rows * columns for rows, columns in shapes)
     return size + workspaces * CUBLAS_WORKSPACE_BYTES

@@ -98,7 +98,7 @@ def _weight_gradient_bytes(setup: Setup, width: float) -> float:
     A product that adds the gradient itself returns a tensor of the same size instead. Transformer Engine keeps these
     (`kernels`).
     """
-    if setup.uses_engine and setup.accumulates_in_products:
+    if not setup.trains_weights or (setup.uses_engine and setup.accumulates_in_products):
         return 0.0
     return width * setup.model.hidden_size / setup.tokens
 

@@ -19,7 +19,7 @@ def loss_bytes(setup: Setup) -> int:
     outputs, tokens = 1 + (setup.model.mtp_num_layers or 0), setup.tokens
     logits = tokens * setup.model.padded_vocab_size / setup.layout.tensor_model_parallel_size
     kept, more = _bytes_per_logit(setup)
-    of_weight = setup.value_bytes * table_parameter_count(setup)
+    of_weight = setup.value_bytes * table_parameter_count(setup) if setup.trains_weights else 0.0
     gradients = setup.hidden_bytes * tokens + of_weight
     added = max(more * logits, (setup.value_bytes - kept) * logits + gradients)
     if setup.training.metrics and setup.training.loss is None:

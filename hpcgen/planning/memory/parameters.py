@@ -91,14 +91,14 @@ def total_parameter_bytes(setup: Setup) -> float:
     of_layers = _counts_of_layers(setup, [moe_layer_pattern(setup.model)])
     counts = of_layers + Counts(tables=sum(_tables(setup))) + _mtp_counts(setup)
     of_adapters = sum(map(_of_adapters, adapter_counts(setup)), Counts())
-    trained = of_adapters if setup.lora.rank is not None else counts - sum(_frozen_counts(setup), Counts())
+    trained = of_adapters if not setup.trains_weights else counts - sum(_frozen_counts(setup), Counts())
     return sum(_bytes(setup, counts + of_adapters, trained))
 
 
 @once_per_setup
 def trained_parameter_counts(setup: Setup) -> list[Counts]:
     """The parameters of each stage on one device that have gradients and optimizer state."""
-    if setup.lora.rank is not None:
+    if not setup.trains_weights:
         return list(map(_of_adapters, adapter_counts(setup)))
     complete = _parameter_counts(setup)
     return [counts - frozen for counts, frozen in zip(complete, _frozen_counts(setup), strict=True)]

@@ -217,7 +217,7 @@ def _embedding_moment(setup: Setup) -> float:
 
 def _table_gradient_bytes(setup: Setup) -> float:
     """The gradient of the embedding, in the precision of the model, before it is added to the fp32 buffer."""
-    return setup.value_bytes * table_parameter_count(setup)
+    return setup.value_bytes * table_parameter_count(setup) if setup.trains_weights else 0.0
 
 
 def _waiting_gradient_bytes(setup: Setup) -> float:

@@ -115,8 +115,8 @@ def _stage_weights(setup: Setup, stage: int) -> list[Weights]:
 def _tied_embedding(traffic: _Traffic) -> float:
     """Seconds to sum the gradients of an embedding that the first and the last stage share, after the reduction."""
     setup, pipeline = traffic.setup, traffic.groups.pipeline
-    is_trained = setup.lora.rank is None
-    if pipeline.size == 1 or setup.model.untie_embeddings_and_output_weights or not is_trained:
+    is_alone = pipeline.size == 1 or setup.model.untie_embeddings_and_output_weights
+    if is_alone or not setup.trains_weights:
         return 0.0
     ends = Group(2, 1 if pipeline.crosses_network else 2)
     return traffic.links.all_reduce(table_parameter_count(setup) * setup.gradient_bytes, ends)

@@ -144,7 +144,7 @@ class Device:
     ) -> Products:
         """The products of a linear layer of the model. With adapters, its weight is frozen and has no gradient."""
         found = self.trained_products(tokens, outputs, inputs, precision, groups)
-        return found if self.setup.lora.rank is None else found._replace(weight_gradient=0.0)
+        return found if self.setup.trains_weights else found._replace(weight_gradient=0.0)
 
     def trained_products(
         self, tokens: float, outputs: float, inputs: float, precision: Precision, groups: int = 1

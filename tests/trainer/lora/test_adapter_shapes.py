@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.inference.models import build_chunk
 from tests.trainer.runs import DEEPSEEK_V3, GPT, LLAMA, MOE
 from tests.trainer.single_rank import resolved
 from trainer.contract.config import LoraConfig
 from trainer.contract.model.adapters import LINEARS, adapter_parameter_count, linears, targets
+from trainer.inference.loading import TORCH
 from trainer.lora.parts import join, split
+from trainer.model import build
+from trainer.model.core_config import transformer_config
 
 pytestmark = [
     pytest.mark.process,
@@ -23,8 +25,9 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA, MOE, DEEPSEEK_V3], ids=["gpt", "llama", "moe", "deepseek"])
-def test_shapes_are_those_of_cores_layers(model: dict[str, Any]) -> None:
-    config, chunk = build_chunk({**model, "mtp_num_layers": None})
+def test_shapes_are_those_of_cores_layers(model: dict[str, Any], process_groups: Any, tmp_path: Path) -> None:
+    config = resolved(tmp_path, {**model, "mtp_num_layers": None})
+    [chunk] = build.build_chunks(config, transformer_config(config, TORCH), process_groups, TORCH)
     found: dict[str, tuple[int, ...]] = {}
     for name, module in chunk.named_modules():
         if name.rpartition(".")[2] in LINEARS:

@@ -11,12 +11,11 @@ import numpy
 import pytest
 import torch
 
-from tests.trainer.inference.models import ONE
 from tests.trainer.runs import LLAMA, MOE, Run, finished, gpt_config, run
 from tests.trainer.tensors import load_all
 from trainer.contract.files.checkpoint_files import read_record, record_text
-from trainer.inference.checkpoint import find_checkpoint
-from trainer.inference.loading import load
+from trainer.inference.checkpoint import find_checkpoint, inference_config
+from trainer.inference.loading import load_part
 from trainer.lora.adapter import is_adapter
 
 pytestmark = pytest.mark.process
@@ -141,10 +140,15 @@ def rewrite_base(checkpoint: Path, path: str) -> None:
     (checkpoint / "COMPLETE").write_text(record_text(record))
 
 
-def test_inference_reads_the_model_and_its_adapters(single_llama: Run, single_lora: Run) -> None:
-    """The logits of the loaded model have the loss of the training's next step, to which both contribute."""
-    tokens = list(range(1, 40))
-    models = [load(find_checkpoint(run.directory), ONE, device="cpu") for run in (single_llama, single_lora)]
+@pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
+def test_inference_reads_the_model_and_its_adapters(
+    single_llama: Run, single_lora: Run, process_groups: Any
+) -> None:
+    tokens, models = list(range(1, 40)), []
+    for run_of_model in (single_llama, single_lora):
+        found = find_checkpoint(run_of_model.directory)
+        config = inference_config(found, device="cpu", precision=None)
+        models.append(load_part(found, config, process_groups))
     complete, adapted = (model.logits(tokens) for model in models)
     assert not torch.allclose(complete, adapted, atol=1e-3)
     base = {name: value for name, value in models[0].module.state_dict().items() if torch.is_tensor(value)}

@@ -57,8 +57,8 @@ def groups_match_parameters(facts: Facts) -> Iterator[Problem]:
     if missed:
         yield Problem(
             path="optimizer.parameter_groups",
-            reason=f"contains {', '.join(map(repr, missed))}, which matches no trained parameter outside earlier "
-            f"groups. {listed(variants[-1])}",
+            reason=f"contains {', '.join(map(repr, missed))}, which matches no parameter that is trained, outside "
+            f"earlier groups. {listed(variants[-1])}",
         )
 
 
