@@ -106,6 +106,7 @@ def test_a_sync_save_stalls_as_long_as_it_takes_and_an_async_one_for_its_copy(tm
         ({"keep_last": 3}, 50, 4),
         ({"keep_last": 3}, 2, 2),
         ({"keep_last": 3, "keep_every": 100}, 50, 14),
+        ({"keep_last": 3, "keep_best": True}, 50, 5),
     ],
 )
 def test_a_new_checkpoint_is_complete_before_an_old_one_is_removed(keys, saves, kept):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from trainer.inference.generation import TextModel
+from trainer.inference.text_model import TextModel
 
 MIN_READ = 256
 """Number of slots that a recorded step reads at first. A graph has fixed shapes, so it doubles as texts grow."""
