@@ -178,6 +178,12 @@ def test_pairs_that_do_not_fit_the_run_are_refused(tmp_path: Path) -> None:
         "only 0 of its 10 chats for train can be read with model.seq_length = 4: 10 have no answer"
         in refusal(short)
     )
+    log: list[str] = []
+    other = write_chats(tmp_path / "other", [([1, 2, 3], [0, 1, 1])] * 4)
+    with_test = short | {"data": {"train": [{"prefix": other}], "test": [{"prefix": chats}], "sft": True}}
+    with_test["training"] = config["training"] | {"eval_iters": 1}
+    assert list(datasets(with_test, log)) == ["train"]
+    assert any(f"data: warning: {chats}: only 0 of its 10 chats for test" in line for line in log)
     assert "has a loss mask" in refusal(config | {"data": config["data"] | {"sft": False}})
     mask = Path(mask_path(chats))
     content = mask.read_bytes()
@@ -391,7 +397,7 @@ def unpacked(
 @pytest.mark.parametrize(
     ("layout", "world_size"),
     [
-        pytest.param({}, 1, id="one"),
+        pytest.param({}, 1, id="one", marks=pytest.mark.slow),
         pytest.param({}, 2, id="DP2", marks=pytest.mark.slow),
         pytest.param(TP2_SP, 2, id="TP2+SP", marks=pytest.mark.slow),
         pytest.param(PP2, 2, id="PP2", marks=pytest.mark.slow),

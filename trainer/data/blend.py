@@ -171,12 +171,14 @@ def _streams(
     Empty, with a line in the log, if the split is empty.
     """
     documents = _documents(source, corpora, of_samples.config, log)
-    packings = kind_of(of_samples.config.data).pack(source.split, documents, of_samples, log)
     seq_length = of_samples.config.model.seq_length
-    return {
-        prefix: Stream({"prefix": prefix}, of_pair, seq_length, packing=packings.get(prefix))
-        for prefix, of_pair in documents.items()
+    streams = {
+        prefix: Stream({"prefix": prefix}, of_pair, seq_length) for prefix, of_pair in documents.items()
     }
+    packings = kind_of(of_samples.config.data).pack(source.split, documents, of_samples, log)
+    if packings is None:
+        return streams
+    return {prefix: replace(streams[prefix], packing=packing) for prefix, packing in packings.items()}
 
 
 def _documents(

@@ -35,7 +35,8 @@ FILES = ("chats.npy", "bins.npy", "counts.npy")
 chat of each sample and the end [samples + 1]; and `Counts`."""
 
 MIN_KEPT = 0.1
-"""Smallest fraction of the chats of a pair that may fit into samples. A smaller one is a mistake, not a choice."""
+"""Smallest fraction of the training chats of a pair that may fit into samples. A smaller one is a mistake, not a
+choice."""
 
 MAX_PAIRS_SHOWN = 50
 """Maximum number of pairs with a line of their own in the log."""
@@ -91,7 +92,10 @@ class Chats(Kind):
     def pack(
         self, split: str, documents: Mapping[str, Documents], source: Source, log: LogLine
     ) -> dict[str, Packing]:
-        """Pack the chats of the pairs, and log how many are cut or left out."""
+        """Pack the chats of the pairs, and log how many are cut or left out.
+
+        A pair without samples for the test is left out. Otherwise, it is refused.
+        """
         if not documents:
             return {}
         indices = {
@@ -101,7 +105,11 @@ class Chats(Kind):
         found = {}
         for number, (prefix, index) in enumerate(indices.items()):
             packed = Packed.load(source.cache_dir, index)
-            _require_enough(split, prefix, packed.counts, source)
+            if problem := _problem(split, packed.counts, source):
+                if split != "test":
+                    raise ConfigError(problem, where=prefix)
+                log(f"data: warning: {prefix}: {problem}")
+                continue
             if number < MAX_PAIRS_SHOWN:
                 log(f"data: {split}: {prefix}: {_text(packed, source, split)}")
             found[prefix] = Packing(len(packed), packed.counts.tokens, source.config.data.sft_packing)
@@ -305,10 +313,11 @@ def _map_mask(prefix: str) -> numpy.ndarray:
     return numpy.memmap(mask_path(prefix), numpy.uint8, mode="r")
 
 
-def _require_enough(split: str, prefix: str, counts: Counts, source: Source) -> None:
-    """Refuse a pair of which almost no chat can be read."""
-    if counts.read and counts.read >= MIN_KEPT * counts.chats:
-        return
+def _problem(split: str, counts: Counts, source: Source) -> str | None:
+    """Why a split has too few chats of a pair; None if it has enough."""
+    needed = MIN_KEPT * counts.chats if split == "train" else 0
+    if counts.read and counts.read >= needed:
+        return None
     left_out = [
         f"{number:,} {reason}"
         for number, reason in (
@@ -317,10 +326,9 @@ def _require_enough(split: str, prefix: str, counts: Counts, source: Source) -> 
         )
         if number
     ]
-    raise ConfigError(
+    return (
         f"only {counts.read:,} of its {counted(counts.chats, 'chat')} for {split} can be read with model.seq_length = "
-        f"{source.config.model.seq_length}: {' and '.join(left_out)}. Use a longer model.seq_length, or other chats",
-        where=prefix,
+        f"{source.config.model.seq_length}: {' and '.join(left_out)}. Use a longer model.seq_length, or other chats"
     )
 
 

@@ -42,17 +42,17 @@ class Kind(ABC):
 
     def pack(
         self, split: str, documents: Mapping[str, Documents], source: Source, log: LogLine
-    ) -> dict[str, Packing]:
+    ) -> dict[str, Packing] | None:
         """Fill samples with complete documents, and build the index files of that. Only one process calls this.
 
-        `documents` are those that `split` reads of each pair, by prefix. Returns the packing of each pair. Empty if
-        samples are cut from a continuous stream of documents.
+        `documents` are those that `split` reads of each pair, by prefix. Returns the packing of each pair that has
+        samples, or None if samples are cut from a continuous stream of documents.
 
         Raises:
             ConfigError: too few documents fit into a sample.
             OSError: the index files cannot be written.
         """
-        return {}
+        return None
 
     @abstractmethod
     def index(self, split: str, stream: Stream, order: Order, source: Source) -> Index | None:
