@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hpcgen.errors import Problem
-from trainer.contract.config import TrainingConfig
+from trainer.contract.config import TrainerConfig, TrainingConfig
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.record import record
+from trainer.contract.transformer_engine import cross_entropy_problem, major_minor
 
 MOST_BYTES = 1 << 16
 
@@ -66,14 +67,9 @@ def fp8_problems(image: str, training: TrainingConfig) -> Iterator[Problem]:
     """
     if training.fp8 is None:
         return
-    try:
-        record = read_image_record(image)
-    except OSError:
-        return
-    version = record.found.get("te", "") if record else ""
-    numbers = re.match(r"(\d+)\.(\d+)", version)
-    needed = TRANSFORMER_ENGINE_OF_FP8[training.fp8_recipe]
-    if numbers and (int(numbers[1]), int(numbers[2])) < needed:
+    version = _transformer_engine(image)
+    known, needed = major_minor(version), TRANSFORMER_ENGINE_OF_FP8[training.fp8_recipe]
+    if known is not None and known < needed:
         reason = (
             f"needs Transformer Engine {needed[0]}.{needed[1]} or newer, and the image {image} has {version} "
             f"({image}.record)"
@@ -81,6 +77,26 @@ def fp8_problems(image: str, training: TrainingConfig) -> Iterator[Problem]:
         yield Problem(
             "training.fp8_recipe", reason, "use a newer image, or another recipe", about=("training.fp8",)
         )
+
+
+def cross_entropy_problems(image: str, trainer: TrainerConfig) -> Iterator[Problem]:
+    """Yields a problem if the run asks for Transformer Engine's cross entropy, and the image's record shows a version
+    that lacks it, or in which it is wrong for this run."""
+    version = _transformer_engine(image)
+    if trainer.training.cross_entropy_fusion_impl != "te" or major_minor(version) is None:
+        return
+    if why := cross_entropy_problem(trainer, version):
+        reason = f"is not possible in the image {image}: {why} ({image}.record)"
+        yield Problem("training.cross_entropy_fusion_impl", reason, "remove the key")
+
+
+def _transformer_engine(image: str) -> str:
+    """Version of Transformer Engine in the image's record; empty if it is not known."""
+    try:
+        record = read_image_record(image)
+    except OSError:
+        return ""
+    return record.found.get("te", "") if record else ""
 
 
 def _number(values: Mapping[str, str], name: str) -> int | None:

@@ -156,13 +156,16 @@ def _render(prompts: Sequence[Prompt], config: RunConfig) -> None:
 
 
 def _image_problems(run: Run, config: RunConfig, trainer: TrainerConfig) -> Iterator[Problem]:
-    """Yields an FP8 recipe that the image lacks, if the record next to the image knows."""
+    """Yields what the image lacks of an FP8 recipe or a cross entropy, if the record next to the image knows."""
     image = config.container.image or run.cluster.container.image or ""
-    if trainer.training.fp8 is None or runtime(config, run.cluster) == "none" or not is_image_file(image):
+    training = trainer.training
+    asks = training.fp8 is not None or training.cross_entropy_fusion_impl == "te"
+    if not asks or runtime(config, run.cluster) == "none" or not is_image_file(image):
         return
-    from hpcgen.planning.image_record import fp8_problems  # few runs train in FP8
+    from hpcgen.planning import image_record  # few runs need it
 
-    yield from fp8_problems(image, trainer.training)
+    yield from image_record.fp8_problems(image, training)
+    yield from image_record.cross_entropy_problems(image, trainer)
 
 
 def trainer_files(trainer: TrainerConfig | None) -> dict[str, str]:

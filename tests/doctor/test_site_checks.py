@@ -216,6 +216,33 @@ def test_an_fp8_recipe_that_the_image_lacks_is_refused_before_the_queue(
     assert f"has 2.1.0 ({tmp_path}/gpt.sqsh.record)" in message
 
 
+@pytest.mark.parametrize(
+    ("version", "training", "said"),
+    [
+        ("2.1.0", {}, "Transformer Engine 2.1.0 has no cross entropy"),
+        ("2.10.0", {"z_loss_coeff": 1e-4}, "in Transformer Engine 2.10.0, its gradients are wrong if tokens"),
+        ("2.10.0", {}, ""),
+        ("2.11.0", {"z_loss_coeff": 1e-4}, ""),
+    ],
+)
+def test_a_cross_entropy_that_the_image_lacks_or_computes_wrongly_is_refused_before_the_queue(
+    tmp_path: Path, version: str, training: dict[str, float], said: str
+) -> None:
+    values = image_run(
+        tmp_path, f"found te {version}\n", training={"cross_entropy_fusion_impl": "te", **training}
+    )
+    if not said:
+        planned(tmp_path, values)
+        return
+    with pytest.raises(ConfigErrors) as error:
+        planned(tmp_path, values)
+    [message] = error.value.messages
+    assert (
+        f"training.cross_entropy_fusion_impl = te is not possible in the image {tmp_path}/gpt.sqsh" in message
+    )
+    assert said in message
+
+
 # ==== storage ====
 
 

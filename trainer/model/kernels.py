@@ -7,7 +7,6 @@ matrix product of torch replaces it.
 
 from __future__ import annotations
 
-import re
 import types
 from dataclasses import dataclass
 from typing import Literal
@@ -21,11 +20,7 @@ from megatron.core.transformer import attention as core_attention
 from trainer.contract.config import DISCARDS_OUTPUT, TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.checkpoint_index import pickle_by_value
-
-RIGHT_FOR_EACH_TOKEN = (2, 11)
-"""First version of Transformer Engine whose cross entropy multiplies the gradients of each token by the factor of its
-own loss. Versions 2.2 to 2.7 take the factor of the first token for all (its pull request 2139), and versions 2.8 to
-2.10 those of other tokens if a microbatch has several samples (2402)."""
+from trainer.contract.transformer_engine import cross_entropy_problem
 
 
 @dataclass(frozen=True)
@@ -158,33 +153,14 @@ def choose_cross_entropy(config: TrainerConfig, version: str | None) -> Literal[
     training = config.training
     if training.deterministic_mode or version is None:
         return "native"
-    problem = _cross_entropy_problem(config, version)
+    is_missing = language_module.te_parallel_cross_entropy is None
+    lacking = f"Transformer Engine {version} has no cross entropy" if is_missing else ""
+    problem = lacking or cross_entropy_problem(config, version)
     if training.cross_entropy_fusion_impl == "te" and problem:
         raise TrainerError(f"training.cross_entropy_fusion_impl = te, but {problem}. Remove the key")
     if training.cross_entropy_fusion_impl is not None:
         return training.cross_entropy_fusion_impl
     return "te" if training.precision == "bf16" and not problem else "native"
-
-
-def _cross_entropy_problem(config: TrainerConfig, version: str) -> str:
-    """Why the cross entropy of Transformer Engine `version` cannot be used. Empty if it can be."""
-    if language_module.te_parallel_cross_entropy is None:
-        return f"Transformer Engine {version} has no cross entropy"
-    known = re.match(r"(\d+)\.(\d+)", version)
-    is_right = known is not None and (int(known[1]), int(known[2])) >= RIGHT_FOR_EACH_TOKEN
-    if is_right or not _tokens_differ(config):
-        return ""
-    return (
-        f"in Transformer Engine {version}, its gradients are wrong if tokens count differently, as with a loss mask, "
-        f"MTP layers or a z-loss (right since {'.'.join(map(str, RIGHT_FOR_EACH_TOKEN))})"
-    )
-
-
-def _tokens_differ(config: TrainerConfig) -> bool:
-    """True if the losses of some tokens may have other factors than those of others, such as 0 by a loss mask."""
-    data, model, training = config.data, config.model, config.training
-    has_mask = data.sft or data.eod_mask_loss or data.dataset is not None
-    return has_mask or model.mtp_num_layers is not None or training.z_loss_coeff is not None
 
 
 def transformer_engine_version() -> str | None:
