@@ -8,9 +8,11 @@ from trainer.contract.config import TrainerConfig
 
 HAS_CROSS_ENTROPY = (2, 2)
 RIGHT_FOR_EACH_TOKEN = (2, 11)
-"""First version whose cross entropy multiplies the gradients of each token by the factor of its own loss. Versions 2.2
-to 2.7 take the factor of the first token for all (its pull request 2139), and versions 2.8 to 2.10 those of other tokens
-if a microbatch has several samples (2402)."""
+"""First version whose cross entropy multiplies the gradients of each token by the factor of its own loss.
+
+Versions 2.2 to 2.7 take the factor of the first token for all (its pull request 2139). Versions 2.8 to 2.10 take those
+of other tokens if a microbatch has several samples (2402).
+"""
 
 
 def major_minor(version: str) -> tuple[int, int] | None:
@@ -20,8 +22,10 @@ def major_minor(version: str) -> tuple[int, int] | None:
 
 
 def cross_entropy_problem(config: TrainerConfig, version: str) -> str:
-    """Why a run cannot use the cross entropy of `version`, after "but". Empty if it can. A version that is not known may
-    be wrong."""
+    """Why a run cannot use the cross entropy of `version`, after "but". Empty if it can.
+
+    A version that is not known may be wrong.
+    """
     known = major_minor(version)
     if known is not None and known < HAS_CROSS_ENTROPY:
         return f"Transformer Engine {version} has no cross entropy"
