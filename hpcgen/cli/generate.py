@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,10 @@ import click
 from hpcgen.checkpoints.finding import find_checkpoint
 from hpcgen.cli.checkpoint.paths import complete_checkpoints
 from hpcgen.cli.options import override_option, read_absolute
-from hpcgen.config.tokenizer import TokenizerConfig
+from hpcgen.config.corpus import ChatConfig
 from hpcgen.errors import ConfigErrors, HpcgenError
 from trainer.contract.config.choice import text_problem
+from trainer.contract.record import replaced
 
 if TYPE_CHECKING:
     from hpcgen.config.run import RunConfig
@@ -60,13 +61,7 @@ PASSED_ON = (
 @click.option(
     "--chat",
     is_flag=True,
-    help="Answer chats: --prompt is a message of the user, and lines of --prompts have messages. Uses the tokenizer's "
-    "chat template.",
-)
-@click.option(
-    "--show-prompts",
-    is_flag=True,
-    help="With --chat: only print the rendered prompts as JSON Lines, for answers.prompts and generation.prompts.",
+    help="With --prompt: answer it as a message of the user, with the chat template of the corpus or the tokenizer.",
 )
 @click.option(
     "--max-new-tokens",
@@ -126,7 +121,6 @@ def command(
     prompt: str | None,
     prompts: Path | None,
     chat: bool,
-    show_prompts: bool,
     stop: tuple[str, ...],
     as_json: bool,
     **options: object,
@@ -138,71 +132,45 @@ def command(
 
     if prompt is not None and prompts is not None:
         raise HpcgenError("--prompt and --prompts both give prompts", "use only one of them")
-    if chat and prompt is None and prompts is None:
-        raise HpcgenError("--chat needs a chat", "use --prompt or --prompts")
+    if chat and prompt is None:
+        hint = "use --prompt; lines of --prompts with messages are chats without it"
+        raise HpcgenError("--chat has no effect without --prompt", hint)
     if prompt is None and prompts is None and not sys.stdin.isatty():
         raise HpcgenError("no prompt, and standard input is not a terminal", "use --prompt or --prompts")
     texts = (("--prompt", prompt or ""), *(("--stop", string) for string in stop))
     if problems := [problem for option, text in texts if (problem := text_problem(option, text))]:
         raise ConfigErrors(problems)
-    if show_prompts and not chat:
-        raise HpcgenError("--show-prompts has no effect without --chat", "add --chat, or remove it")
     run = _read_run(config, overrides)
-    if show_prompts:
-        _show_prompts(*_rendered(run, tokenizer, prompt, prompts))
-        return
     where = checkpoint or _checkpoints_of(run)
     found = find_checkpoint(where)
     arguments = [str(found.path)]
     for name in PASSED_ON:
         if options[name] is not None:
             arguments += [f"--{name.replace('_', '-')}", str(options[name])]
-    rendered = [prompt] if prompt is not None else []
-    if chat:
-        rendered, end = _rendered(run, tokenizer, prompt, prompts)
-        stop = (*stop, *([end] if end is not None else ()))
+    if chat or prompts is not None:
+        arguments += _chat_options(run)
     arguments += [f"--stop={string}" for string in stop]
     if as_json or (prompts is not None and not sys.stdout.isatty()):
         arguments.append("--json")
     with contextlib.ExitStack() as stack:
         arguments += stack.enter_context(_tokenizer(run, tokenizer, eod_token))
-        if rendered:
-            prompts = stack.enter_context(prompt_file(*rendered))
+        if prompt is not None:
+            message = {"messages": [{"role": "user", "content": prompt}]}
+            prompts = stack.enter_context(prompt_file(message if chat else {"prompt": prompt}))
         if prompts is not None:
             arguments += ["--prompts", str(prompts)]
         status = run_generation(arguments)
     ctx.exit(status)
 
 
-def _show_prompts(prompts: list[str], end: str | None) -> None:
-    for prompt in prompts:
-        click.echo(json.dumps({"prompt": prompt}))
-    if end is not None:
-        click.echo(f"an answer ends with {end}; set stop: [{json.dumps(end)}]", err=True)
+def _chat_options(run: RunConfig | None) -> Iterator[str]:
+    """The chat template of the run's corpus. A template that writes the date gets its date, or else that of today."""
+    from hpcgen.planning.paths import chat_of
+    from hpcgen.stages.generate import chat_options
 
-
-def _rendered(
-    run: RunConfig | None, tokenizer: str | None, prompt: str | None, prompts: Path | None
-) -> tuple[list[str], str | None]:
-    """The chats as text, and the token that ends an answer."""
-    from hpcgen.checkpoints.generation import chat_prompts, read_chats
-
-    if prompt is not None:
-        documents = [("--prompt", {"messages": [{"role": "user", "content": prompt}]})]
-    else:
-        documents = list(read_chats(prompts or Path("-")))
-    if run is not None:
-        corpus = run.data.corpus
-        return chat_prompts(documents, run.data.tokenizer, corpus.chat if corpus is not None else None)
-    file = Path(tokenizer or "")
-    if file.is_dir():
-        file /= "tokenizer.json"
-    if not file.is_file():
-        raise HpcgenError(
-            f"--chat needs a chat template, which {tokenizer or 'no tokenizer'} has not",
-            "use -c run.yaml, or --tokenizer with the path of a tokenizer.json",
-        )
-    return chat_prompts(documents, TokenizerConfig(kind="huggingface", tokenizer_file=str(file)), None)
+    chat = ChatConfig() if run is None else chat_of(run)
+    today = datetime.now().astimezone().date().isoformat()
+    return chat_options(replaced(chat, date=chat.date or today))
 
 
 def _read_run(config: Path | None, overrides: tuple[str, ...]) -> RunConfig | None:

@@ -12,7 +12,6 @@ from hpcgen.checkpoints import generation
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import HpcgenError
 from tests.cli.command import hpcgen
-from tests.data.chat_corpora import chat, write_chats, write_tokenizer
 from tests.recorded_run import start, step, write_checkpoint, write_run
 
 
@@ -67,12 +66,7 @@ def test_a_prompt_is_passed_in_a_file(run: Path, passed_on: list[str]) -> None:
         (("--checkpoint", "run", "--prompt", "x", "--prompts", "y"), "--prompt and --prompts both give"),
         (("--checkpoint", "none", "--prompt", "x", "--tokenizer", "gpt2"), "none: no such directory"),
         (("--set", "a=b", "--prompt", "x"), "--set requires a run file"),
-        (("--prompt", "a", "--show-prompts"), "--show-prompts has no effect without --chat"),
-        (("--checkpoint", "run", "--chat"), "--chat needs a chat; use --prompt or --prompts"),
-        (
-            ("--checkpoint", "run", "--chat", "--prompt", "a", "--tokenizer", "gpt2"),
-            "--chat needs a chat template",
-        ),
+        (("--checkpoint", "run", "--chat"), "--chat has no effect without --prompt; use --prompt"),
     ],
 )
 def test_refusals(
@@ -110,45 +104,14 @@ def test_the_tokenizer_of_a_run_file(tmp_path: Path) -> None:
         pass
 
 
-def test_chats_are_rendered_and_end_with_their_turn(run: Path, passed_on: list[str], tmp_path: Path) -> None:
-    tokenizer = write_tokenizer(tmp_path / "model")
-    question = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    options = ("generate", "--checkpoint", run, "--tokenizer", tokenizer.parent, "--chat")
-    assert hpcgen(*options, "--prompt", "Hi", "--stop", "x").status == 7
-    assert json.loads(passed_on[-1]) == {"prompt": question}
-    assert [argument for argument in passed_on if argument.startswith("--stop")] == [
-        "--stop=x",
-        "--stop=<|im_end|>",
-    ]
-    document = chat("Hi", system="Be brief.")
-    file = write_chats(tmp_path / "chats.jsonl", [document, chat("Hi")])
-    assert hpcgen(*options, "--prompts", file).status == 7
-    prompts = [json.loads(line)["prompt"] for line in passed_on[-1].splitlines()]
-    assert prompts == [f"<|im_start|>system\nBe brief.<|im_end|>\n{question}", question]
-    passed_on.clear()
-    shown = hpcgen(*options, "--prompts", file, "--show-prompts")
-    assert [json.loads(line)["prompt"] for line in shown.stdout.splitlines()] == prompts
-    assert 'set stop: ["<|im_end|>"]' in shown.stderr
-    assert passed_on == []
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"prompt": "a"}', "chats.jsonl:1: missing key 'messages' (the keys are 'prompt')"),
-        (json.dumps(chat("Hi", "Hello!")), "chats.jsonl:1: the last message has the role 'assistant'"),
-        ("[]", "chats.jsonl:1: not a JSON object"),
-        ("{", "chats.jsonl:1: not JSON"),
-    ],
-)
-def test_chats_that_have_no_question(
-    line: str, message: str, run: Path, passed_on: list[str], tmp_path: Path
-) -> None:
-    tokenizer = write_tokenizer(tmp_path / "model")
-    file = tmp_path / "chats.jsonl"
-    file.write_text(line)
-    options = ("--checkpoint", run, "--tokenizer", tokenizer, "--chat", "--prompts", file)
-    done = hpcgen("generate", *options)
-    assert done.status == 2
-    assert message in done.stderr
-    assert passed_on == []
+def test_a_message_is_passed_with_the_chat_template_of_the_run(passed_on: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run.yaml"
+    run.write_text(
+        "name: a\ncluster: local\npreset: tiny\npaths: {run_dir: run}\n"
+        "data: {corpus: {directory: data, source: {directory: chats}, chat: {chat_template_file: own.jinja}}}\n"
+    )
+    write_checkpoint(tmp_path / "run/checkpoints", 100)
+    assert hpcgen("generate", "-c", run, "--prompt", "Hi", "--chat").status == 7
+    assert json.loads(passed_on[-1]) == {"messages": [{"role": "user", "content": "Hi"}]}
+    assert f"--chat-template={tmp_path / 'own.jinja'}" in passed_on
+    assert any(argument.startswith("--chat-date=2") for argument in passed_on)
