@@ -176,8 +176,9 @@ class StopSignal(TrainerCallback):
 
 
 def newest_checkpoint(directory: Path) -> str | None:
-    """The newest complete checkpoint. transformers writes trainer_state.json last."""
-    complete = [path.parent for path in directory.glob("checkpoint-*/trainer_state.json")]
+    """The newest complete checkpoint. transformers writes trainer_state.json last; a killed job writes a part of it."""
+    states = directory.glob("checkpoint-*/trainer_state.json")
+    complete = [path.parent for path in states if path.read_text().endswith("}\n")]
     return str(max(complete, key=lambda path: int(path.name.rpartition("-")[2]))) if complete else None
 
 

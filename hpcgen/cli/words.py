@@ -16,6 +16,7 @@ _STOP = "use hpcgen stop RUN_DIR to save first and resume later, or hpcgen cance
 _RESUME = "use hpcgen resume RUN_DIR: the run continues from its newest checkpoint"
 _SUBMIT = "use hpcgen submit STAGE..."
 _PUSH = "hpcgen uploads nothing; hpcgen checkpoint export writes a Hugging Face directory"
+_OTHER_PROGRAMS = "docs/fine-tuning.md#preference-tuning-and-other-programs"
 _OWN_PROGRAM = "hpcgen init --program writes a run file for a training program of your own (docs/program.md)"
 
 TOP = {
@@ -122,15 +123,47 @@ TOP = {
     ),
     **dict.fromkeys(
         (
-            *("sft", "lora", "qlora", "peft", "adapter", "instruct", "instruction-tuning", "finetune"),
+            *("sft", "lora", "peft", "adapter", "instruct", "instruction-tuning", "finetune"),
             *("finetuning", "fine-tune", "fine-tuning"),
         ),
-        "use hpcgen init --from-hf to continue the pretraining of a model; "
-        "for SFT or LoRA with TRL and PEFT, see examples/deepspeed",
+        "use hpcgen init --from-hf for a run that continues a model; data.corpus.chat trains on chats, "
+        "and lora.rank trains adapters (docs/fine-tuning.md)",
+    ),
+    "qlora": "hpcgen's trainer has LoRA without quantized weights (lora.rank); for QLoRA, run TRL with bitsandbytes "
+    f"in the stage run ({_OTHER_PROGRAMS})",
+    **dict.fromkeys(
+        (
+            *(
+                "dpo",
+                "ppo",
+                "grpo",
+                "rloo",
+                "rlhf",
+                "rlvr",
+                "orpo",
+                "kto",
+                "simpo",
+                "rl",
+                "align",
+                "alignment",
+            ),
+            *("preference", "preferences", "preference-tuning", "reward", "reward-model"),
+        ),
+        "hpcgen's trainer does not train on preferences or rewards; run TRL in the stage run, as examples/trl_dpo.yaml "
+        f"does ({_OTHER_PROGRAMS})",
     ),
     **dict.fromkeys(
-        ("dpo", "ppo", "grpo", "rlhf", "orpo", "distill", "distillation", "quantize", "quantization"),
-        f"hpcgen's trainer does not do that; {_OWN_PROGRAM}",
+        ("distill", "distillation"),
+        "set training.loss in the run file, as examples/distillation.yaml does (docs/fine-tuning.md)",
+    ),
+    **dict.fromkeys(
+        ("quantize", "quantization"),
+        "hpcgen checkpoint export writes a Hugging Face directory for a program that quantizes",
+    ),
+    **dict.fromkeys(
+        ("fsdp", "fsdp2", "zero", "zero3"),
+        "hpcgen's trainer divides parameters by tensor and pipeline parallelism: use hpcgen layouts. For FSDP, see "
+        "examples/program_torchtitan.yaml, and for ZeRO-3, docs/deepspeed.md",
     ),
     **dict.fromkeys(
         ("torchrun", "deepspeed", "accelerate", "torchtitan", "nemo", "megatron", "lightning", "program"),

@@ -53,7 +53,11 @@ MEANINGS = """
     ls list                                                 list after cluster
     models                                                  hpcgen presets
     squeue srun sinfo                                       program of Slurm
-    sft lora finetune                                       examples/deepspeed
+    sft lora finetune                                       lora.rank trains adapters (docs/fine-tuning.md)
+    qlora                                                   run TRL with bitsandbytes in the stage run
+    dpo grpo rlhf reward_model                              run TRL in the stage run, as examples/trl_dpo.yaml
+    distill                                                 set training.loss
+    fsdp zero3                                              hpcgen layouts. For FSDP, see
     torchrun deepspeed                                      docs/program.md
     grid hpo                                                hpcgen sweep
     push upload                                             uploads nothing
@@ -266,6 +270,7 @@ def test_a_preset_of_another_size_is_no_misspelling(name, hint):
         ("brain", "stages are "),
         ("convert", "use hpcgen checkpoint export or import"),
         ("finetune", "use hpcgen init --from-hf"),
+        ("dpo", "hpcgen's trainer does not train on preferences or rewards; run TRL in the stage run"),
         ("serve", "hpcgen serves no models"),
         ("launch", "stages are "),
         ("validate", "stages are "),

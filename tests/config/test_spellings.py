@@ -98,7 +98,12 @@ WORDS = """
     data.schedule data.format data.streaming checkpoint.best optimizer.decay -> known keys are
     model.lora_rank lora_r -> use lora.rank
     peft training.adapters -> use the section lora
-    qlora model.use_dora -> examples/deepspeed/lora.yaml
+    lora.use_dora model.use_dora -> examples/deepspeed/lora.yaml
+    qlora lora.qlora lora.load_in_4bit load_in_8bit model.quantization_config -> for QLoRA, run TRL with bitsandbytes
+    dpo training.dpo training.grpo rlhf training.reward_model dpo_beta -> Run TRL in the stage run, as examples/trl_dpo.
+    fsdp training.fsdp parallelism.use_torch_fsdp2 -> Divide parameters with parallelism.tensor_model_parallel_size
+    model.prune pruning training.sparsity -> hpcgen checkpoint export writes a model for a program that prunes
+    checkpoint.prune -> use checkpoint.keep_last
     sft data.chat_template training.loss_on_answers -> use data.sft: true
     model.tie_embeddings tie_word_embeddings -> use model.untie_embeddings_and_output_weights, with the opposite
     distillation training.distillation teacher -> use training.loss with examples/distillation.py
@@ -107,7 +112,7 @@ WORDS = """
     checkpoint.save_best load_best_model_at_end -> use checkpoint.keep_best
     ema training.use_ema -> use training.ema_decay
     z-loss model.z_loss -> use training.z_loss_coeff, or model.moe_z_loss_coeff for routers
-    mup use_mup -> does not support
+    mup model.use_mup optimizer.mup -> optimizer.parameter_groups sets learning rates by parameter
     freeze model.freeze training.freeze_layers -> use training.freeze
     resume checkpoint.resume resume_from_checkpoint -> remove it, because a run always resumes
     model.name model_name_or_path model.pretrained -> hpcgen init --from-hf
