@@ -387,7 +387,16 @@ def _summary(
 def _beginning(source: checkpoint.Source | None) -> str:
     if source is None:
         return "starts from random weights"
+    if source.base is source.checkpoint:
+        return f"starts new adapters of {source.path} (iteration {source.checkpoint.iteration})"
     if source.weights_only:
         return f"starts from the weights of {source.path} (iteration {source.checkpoint.iteration})"
     changed = f" with {', '.join(map(str, source.changes))}" if source.changes else ""
-    return f"continues from {source.path} (iteration {source.checkpoint.iteration}){changed}"
+    return (
+        f"continues from {source.path} (iteration {source.checkpoint.iteration}){changed}{_model_of(source)}"
+    )
+
+
+def _model_of(source: checkpoint.Source) -> str:
+    """The model of the adapters that a checkpoint contains, for the log."""
+    return "" if source.base is None else f" on the model {source.base.path}"

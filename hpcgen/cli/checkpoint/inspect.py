@@ -103,6 +103,7 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
             "size",
             f"{size_text(num_bytes)} in {counted(len(record['files']), 'file')}, {record['precision']}",
         )
+        yield from _adapters(record)
         yield "model", _section("model", record["model"])
         return
     model, training = record["model"], record["training"]
@@ -119,8 +120,7 @@ def _lines(checkpoint: Checkpoint, num_bytes: int) -> Iterator[tuple[str, str]]:
     yield "size", f"{size_text(num_bytes)} in {counted(len(record['files']), 'file')}"
     ranks = counted(record["world_size"], "rank")
     yield "written by", f"{ranks} ({_layout(record['layout'], model)}), {record['precision']}"
-    if base_model.has_adapters(record):
-        yield "adapters", f"{_section('lora', record['lora'])}, of {harmless(base_model.path_of(record))}"
+    yield from _adapters(record)
     for section in ("model", "training", "optimizer"):
         yield section, _section(section, record[section])
     yield "data", _data(record.get("data") or {})
@@ -144,6 +144,12 @@ def _origin_of_weights(record: Mapping[str, Any]) -> tuple[str, str]:
         return "averaged", f"{moment(record['time'])}, {what} {iterations} of {of}"
     origin = record.get("origins", {}).get("huggingface", {})
     return "imported", f"{moment(record['time'])} from {origin.get('name')} ({origin.get('family')})"
+
+
+def _adapters(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The adapters that a checkpoint contains in place of a model, and the model that they belong to."""
+    if base_model.has_adapters(record):
+        yield "adapters", f"{_section('lora', record['lora'])}, of {harmless(base_model.path_of(record))}"
 
 
 def _section(name: str, values: dict[str, Any]) -> str:

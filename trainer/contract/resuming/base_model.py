@@ -106,9 +106,12 @@ def find(record: Mapping[str, Any], load: str | None) -> Checkpoint:
         if is_complete and not has_adapters(checkpoint.record) and identity(checkpoint) == sha256:
             return checkpoint
     state = "has changed since" if path in present else "is missing"
+    moved = "make this path a link to the directory to which it was moved"
+    if load is not None:
+        moved = f"set checkpoint.load to the directory to which it was moved, or {moved}"
     raise TrainerError(
         f"the adapters were trained on {path} (SHA-256 {str(sha256)[:SHA256_DIGITS]}), which {state}. Restore it, or "
-        "set checkpoint.load to the directory to which it was moved"
+        f"{moved}"
     )
 
 
