@@ -38,6 +38,7 @@ def _leave(number: int, frame: Any) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> None:
+    from trainer.huggingface.adapter_exporting import export_adapter
     from trainer.huggingface.exporting import Options, export
     from trainer.inference.checkpoint import find_checkpoint
 
@@ -47,15 +48,22 @@ def _export(arguments: argparse.Namespace) -> None:
         vocab_size=arguments.vocab_size,
         tokenizer=arguments.tokenizer,
         eos_token=arguments.eos_token,
+        base_model=arguments.base_model,
         check=arguments.check,
     )
-    export(find_checkpoint(arguments.source).path, arguments.to, options, _report)
+    write = export_adapter if arguments.adapter else export
+    write(find_checkpoint(arguments.source).path, arguments.to, options, _report)
 
 
 def _import(arguments: argparse.Namespace) -> None:
+    from trainer.huggingface.adapter_importing import import_adapter
     from trainer.huggingface.importing import import_model
+    from trainer.inference.checkpoint import find_checkpoint
 
-    import_model(arguments.source, arguments.to, _report)
+    if arguments.base is None:
+        import_model(arguments.source, arguments.to, _report)
+    else:
+        import_adapter(arguments.source, find_checkpoint(arguments.base).path, arguments.to, _report)
 
 
 def _average(arguments: argparse.Namespace) -> None:
@@ -96,13 +104,24 @@ def _parser() -> argparse.ArgumentParser:
     to_huggingface.add_argument(
         "--tokenizer", type=Path, metavar="PATH", help="gpt2, a tokenizer.json, or a directory"
     )
+    to_huggingface.add_argument(
+        "--adapter", action="store_true", help="write the LoRA adapters for PEFT, without their base model"
+    )
+    to_huggingface.add_argument(
+        "--base-model", metavar="NAME", help="with --adapter: the base model. Default: that of the import"
+    )
     to_huggingface.add_argument("--eos-token", metavar="TOKEN", help="token at the end of a document")
     to_huggingface.add_argument(
         "--check", action="store_true", help="compare logits with those of transformers"
     )
     from_huggingface = commands.add_parser("import", help="write a Hugging Face directory as a checkpoint")
     from_huggingface.set_defaults(function=_import)
-    from_huggingface.add_argument("source", type=Path, metavar="HF_DIR", help="a directory with config.json")
+    from_huggingface.add_argument(
+        "source", type=Path, metavar="HF_DIR", help="a directory with config.json, or with PEFT's adapters"
+    )
+    from_huggingface.add_argument(
+        "--base", type=Path, metavar="CHECKPOINT", help="for adapters: the checkpoint of their base model"
+    )
     from_huggingface.add_argument(
         "--to", type=Path, required=True, metavar="DIR", help="new directory of checkpoints"
     )

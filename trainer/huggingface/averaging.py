@@ -95,8 +95,8 @@ def _write(
         _require_unchanged(checkpoints, report)
         path = checkpoint_files.iteration_directory(directory, newest.iteration)
         path.mkdir()
-        writer = WeightsWriter(path)
-        _write_parts(StoredWeights(newest.path), averaged, writer, report)
+        with WeightsWriter(path) as writer:
+            _write_parts(StoredWeights(newest.path), averaged, writer, report)
         files = writer.files | write_common(path, newest.iteration)
         record = {**_record(checkpoints), "files": files}
         write_text(path / COMPLETE, checkpoint_files.record_text(record))

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer.contract.config import LoraConfig
 from trainer.contract.families.model_family import Family
 from trainer.contract.files.checkpoint_files import COMPLETE, consumed_tokens
 from trainer.contract.files.regular_file import read_bytes
+from trainer.contract.model.adapters import adapter_parameter_count
 from trainer.contract.wording import few
 from trainer.huggingface.source import Source
 from trainer.huggingface.transforms import expected_shapes
@@ -27,16 +29,45 @@ def model_card(source: Source, family: Family, dtype: str) -> str:
     )
 
 
+def adapter_card(source: Source, family: Family, dtype: str, base: str | None) -> str:
+    """README.md of a directory of PEFT. `base` is the name of the base model, or its path."""
+    count = adapter_parameter_count(source.lora, source.model)
+    facts = [
+        ("parameters", f"{count:,} ({dtype})"),
+        ("adapters", _described(source.lora)),
+        *_training(source),
+    ]
+    rows = "\n".join(f"| {title} | {text} |" for title, text in facts)
+    return (
+        "---\nlibrary_name: peft\npipeline_tag: text-generation\n---\n\n"
+        "# Model card\n\n"
+        f"LoRA adapters of {f'`{Path(base).name}`' if base else 'a base model'} ({family.architecture}), exported by "
+        f"hpcgen from a checkpoint that was trained with Megatron-Core.\n\n| | |\n| --- | --- |\n{rows}\n"
+    )
+
+
 def _facts(source: Source, family: Family, dtype: str) -> Iterator[tuple[str, str]]:
-    model, record = source.model, source.record
+    model = source.model
     yield "parameters", f"{num_parameters(source, family):,} ({dtype})"
     shape = f"{model.num_layers} layers, hidden size {model.hidden_size}, {model.num_attention_heads} attention heads"
     if model.num_query_groups != model.num_attention_heads:
         shape += f", {model.num_query_groups} key/value heads"
     yield "shape", shape
     yield "vocabulary", f"{model.vocab_size:,} tokens"
+    if source.base is not None:
+        yield "adapters", f"{_described(source.lora)}, merged into the weights of the base model"
+    yield from _training(source)
+
+
+def _described(lora: LoraConfig) -> str:
+    return f"LoRA of rank {lora.rank}, alpha {lora.alpha:g}"
+
+
+def _training(source: Source) -> Iterator[tuple[str, str]]:
+    """Origin of the weights, and how they were trained."""
+    model, record = source.model, source.record
     yield "checkpoint", f"{source.path.name}{_digest(source)}"
-    if origin := record.get("origins", {}).get("huggingface"):
+    if origin := source.huggingface_origin:
         yield "weights imported from", Path(str(origin.get("name", ""))).name
     if not source.iteration:
         return  # these weights were imported and not trained further

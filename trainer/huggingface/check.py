@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from trainer.contract.config import (
     BlendConfig,
+    LoraConfig,
     OptimizerConfig,
     ParallelismConfig,
     TrainerConfig,
@@ -19,6 +22,7 @@ from trainer.contract.config import (
 from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
 from trainer.distributed import device
+from trainer.huggingface.adapters import StoredAdapters
 from trainer.huggingface.source import Source
 
 TOLERANCE = 1e-5
@@ -30,19 +34,59 @@ NUM_PROMPTS, PROMPT_LENGTH = 4, 64
 def compare(source: Source, directory: Path) -> str:
     """Compare the logits of 4 prompts of random tokens. Returns a line with the result.
 
-    Weights that were rounded for the export are rounded in the trainer's model too.
+    Weights that were rounded for the export are rounded in the trainer's model too. Rounded weights with adapters added
+    differ from rounded weights next to adapters, so adapters are added in both models, and the trainer's model with
+    added adapters is compared in fp32 with its own model next to adapters.
 
     Raises:
         TrainerError: transformers is not installed, or the logits differ.
     """
-    if importlib.util.find_spec("transformers") is None:
-        raise TrainerError("--check needs transformers. Install it with: pip install transformers")
+    _require("transformers")
+    prompts = _prompts(source)
+    theirs, dtype = _transformers_logits(directory, prompts)
+    error = _difference(trainer_logits(source, prompts, dtype, merged=True), theirs)
+    if source.base is not None:
+        merged = trainer_logits(source, prompts, merged=True)
+        error = max(error, _difference(trainer_logits(source, prompts), merged))
+    return _judged(error)
+
+
+def compare_adapter(source: Source, directory: Path, base: str | None) -> str:
+    """Compare the logits of adapters in PEFT, next to the model in the directory `base`, with the trainer's.
+
+    Raises:
+        TrainerError: transformers or PEFT is not installed, there is no such directory, or the logits differ.
+    """
+    _require("transformers")
+    _require("peft")
+    if base is None or not Path(base).is_dir():
+        named = "no base model is known" if base is None else f"{base} is not a directory"
+        raise TrainerError(
+            f"--check needs the base model as a Hugging Face directory, but {named}. Name it with --base-model"
+        )
+    prompts = _prompts(source)
+    theirs, dtype = _transformers_logits(Path(base), prompts, directory)
+    return _judged(_difference(trainer_logits(source, prompts, dtype), theirs))
+
+
+def _require(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise TrainerError(f"--check needs {package}. Install it with: pip install {package}")
+
+
+def _prompts(source: Source) -> torch.Tensor:
+    """Prompts [prompt, position] of random tokens."""
     length = min(PROMPT_LENGTH, source.model.max_position_embeddings or PROMPT_LENGTH)
     generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(0, source.model.vocab_size or 1, (NUM_PROMPTS, length), generator=generator)
-    theirs, dtype = _transformers_logits(directory, prompts)
-    ours = trainer_logits(source, prompts, dtype)[..., : theirs.shape[-1]]
-    error = float((ours - theirs).abs().max() / theirs.abs().max())
+    return torch.randint(0, source.model.vocab_size or 1, (NUM_PROMPTS, length), generator=generator)
+
+
+def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Maximum difference of two logits, relative to the largest one. `ours` may have padding of the vocabulary."""
+    return float((ours[..., : theirs.shape[-1]] - theirs).abs().max() / theirs.abs().max())
+
+
+def _judged(error: float) -> str:
     if not error <= TOLERANCE:
         raise TrainerError(
             f"the logits of the export differ from the checkpoint's by {error:.1e} of the largest one, more than "
@@ -51,8 +95,13 @@ def compare(source: Source, directory: Path) -> str:
     return f"checked: the logits of {NUM_PROMPTS} prompts differ from the checkpoint's by at most {error:.1e}"
 
 
-def trainer_logits(source: Source, prompts: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Logits [prompt, position, padded vocabulary] of the trainer's model in fp32, with weights rounded to `dtype`."""
+def trainer_logits(
+    source: Source, prompts: torch.Tensor, dtype: torch.dtype = torch.float32, *, merged: bool = False
+) -> torch.Tensor:
+    """Logits [prompt, position, padded vocabulary] of the trainer's model in fp32, with weights rounded to `dtype`.
+
+    Adapters are next to the weights and not rounded, or with `merged` added to the weights before these are rounded.
+    """
     device.prepare("cpu")
     with warnings.catch_warnings():  # megatron.core and torch warn of what concerns their own code
         warnings.simplefilter("ignore")
@@ -60,34 +109,38 @@ def trainer_logits(source: Source, prompts: torch.Tensor, dtype: torch.dtype = t
             "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
         )
         try:
-            return _logits(source, prompts, dtype)
+            return _logits(source, prompts, dtype, merged)
         finally:
             torch.distributed.destroy_process_group()
 
 
-def _logits(source: Source, prompts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    from megatron.core import dist_checkpointing, parallel_state
-    from megatron.core.dist_checkpointing.validation import StrictHandling
+def _logits(source: Source, prompts: torch.Tensor, dtype: torch.dtype, merged: bool) -> torch.Tensor:
+    from megatron.core import parallel_state
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.utils import unwrap_model
 
     import trainer.checkpoint.unpickling  # noqa: F401  # before Core reads files
+    from trainer.checkpoint import state as contents
+    from trainer.lora.adapter import is_adapter
     from trainer.model import kernels
     from trainer.model.build import build_model
 
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
     try:
-        config = _config(source)
+        config = _config(source, LoraConfig() if merged else source.lora)
         groups = ProcessGroupCollection.use_mpu_process_groups()
         [wrapped] = build_model(config, groups, kernels.choose(config))
         model = unwrap_model(wrapped)
-        sharded = {"model": model.sharded_state_dict()}
-        loaded = dist_checkpointing.load(sharded, str(source.path), strict=StrictHandling.IGNORE_ALL)
-        absent = model.load_state_dict(loaded["model"], strict=False).missing_keys
-        assert all("_extra_state" in name for name in absent), absent
+        base = (source.base or source).path
+        _load(model, base, contents.sharding(groups), lambda name: not is_adapter(name))
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.copy_(parameter.to(dtype))
+            if source.base is not None and merged:
+                _add_adapters(model, source)
+            elif source.base is not None:
+                _load(model, source.path, contents.sharding(groups, adapters=True), is_adapter)
+            for name, parameter in model.named_parameters():
+                if not is_adapter(name):
+                    parameter.copy_(parameter.to(dtype))
             positions = torch.arange(prompts.shape[1]).expand_as(prompts)
             logits: torch.Tensor = model.eval()(prompts, positions, None)
         return logits
@@ -95,7 +148,30 @@ def _logits(source: Source, prompts: torch.Tensor, dtype: torch.dtype) -> torch.
         parallel_state.destroy_model_parallel()
 
 
-def _config(source: Source) -> TrainerConfig:
+def _load(
+    model: torch.nn.Module, checkpoint: Path, sharding: dict[str, Any], is_part: Callable[[str], bool]
+) -> None:
+    """Load the weights that `is_part` chooses by their names."""
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.validation import StrictHandling
+
+    sharded = model.sharded_state_dict(metadata=sharding)
+    weights = {name: value for name, value in sharded.items() if is_part(name)}
+    loaded = dist_checkpointing.load({"model": weights}, str(checkpoint), strict=StrictHandling.IGNORE_ALL)
+    absent = model.load_state_dict(loaded["model"], strict=False).missing_keys
+    missing = [name for name in absent if "_extra_state" not in name and is_part(name)]
+    assert not missing, missing
+
+
+def _add_adapters(model: torch.nn.Module, source: Source) -> None:
+    adapters = StoredAdapters(source.path, source.lora, source.model)
+    for linear in adapters.linears:
+        for expert, name in enumerate(linear.module_names):
+            delta = adapters.delta(linear, None if linear.num_experts is None else expert)
+            model.get_parameter(f"{name}.weight").add_(delta)
+
+
+def _config(source: Source, lora: LoraConfig) -> TrainerConfig:
     return resolve(
         TrainerConfig(
             name="check",
@@ -109,12 +185,15 @@ def _config(source: Source) -> TrainerConfig:
             training=TrainingConfig(micro_batch_size=1, global_batch_size=1, train_iters=1, precision="fp32"),
             optimizer=OptimizerConfig(lr=1.0, lr_warmup_iters=0),
             data=BlendConfig(mock=True),
+            lora=lora,
         )
     )
 
 
-def _transformers_logits(directory: Path, prompts: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-    """Logits in fp32, and the data type of the exported weights."""
+def _transformers_logits(
+    directory: Path, prompts: torch.Tensor, adapter: Path | None = None
+) -> tuple[torch.Tensor, torch.dtype]:
+    """Logits in fp32, and the data type of the weights in `directory`, without those of the `adapter`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers import AutoModelForCausalLM
@@ -124,6 +203,10 @@ def _transformers_logits(directory: Path, prompts: torch.Tensor) -> tuple[torch.
         logging.set_verbosity_error()  # transformers lists the tensors of MTP layers, which it does not use
         model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", local_files_only=True)
         dtype = model.dtype
-        model = model.float().eval()
+        model = model.float()
+        if adapter is not None:
+            from peft import PeftModel
+
+            model = PeftModel.from_pretrained(model, adapter)
         with torch.no_grad():
-            return model(prompts).logits, dtype
+            return model.eval()(prompts).logits, dtype

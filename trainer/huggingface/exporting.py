@@ -21,6 +21,7 @@ from trainer.contract.families.huggingface import FAMILIES, config_of, family_fo
 from trainer.contract.families.model_family import LAYERS, Family, Weight, in_order
 from trainer.contract.model import rope_parameters
 from trainer.huggingface import card, generation, tokenizer_files
+from trainer.huggingface.adapters import MergedWeights, StoredAdapters, Weights
 from trainer.huggingface.destination import new_directory, sync_file, umask, write_json, write_text
 from trainer.huggingface.source import Source, read_source, with_vocabulary
 from trainer.huggingface.tokenizer_files import Tokenizer
@@ -53,6 +54,8 @@ class Options:
     """Tokenizer file or directory."""
     eos_token: str | None = None
     """End of a document, if the tokenizer's files do not name it."""
+    base_model: str | None = None
+    """Name or directory of the base model of an adapter; None for the directory it was imported from."""
     check: bool = False
     """Compare logits with transformers before the directory appears."""
     shard_bytes: int = SHARD_BYTES
@@ -67,19 +70,8 @@ def export(checkpoint: Path, destination: Path, options: Options, report: Report
         TrainerError: the checkpoint, its model or the tokenizer cannot be exported. Nothing is written.
         NotSavedError: the destination cannot be written.
     """
-    source = read_source(checkpoint)
-    tokenizer = _find_tokenizer(options)
-    vocab_size = options.vocab_size
-    if source.model.vocab_size is None and tokenizer is not None:
-        vocab_size = vocab_size or tokenizer.size or None
-    source = with_vocabulary(source, vocab_size)
-    if tokenizer is not None:
-        tokenizer_files.check_size(tokenizer, source.model.vocab_size)
-    try:
-        family = family_for(source.model, options.family or _imported_family(source))
-    except ConfigError as error:
-        raise TrainerError(f"{checkpoint} cannot be exported: {error}") from error
-    stored = StoredWeights(checkpoint)
+    source, tokenizer, family = prepare(checkpoint, options)
+    stored = weights_of(source)
     _check_tensors(source, family, stored)
     dtype = DTYPES[options.dtype] if options.dtype else stored.dtype("embedding.word_embeddings.weight")
     with new_directory(destination) as directory:
@@ -103,9 +95,41 @@ def export(checkpoint: Path, destination: Path, options: Options, report: Report
         report(f"warning: {lost}")
 
 
+def prepare(checkpoint: Path, options: Options) -> tuple[Source, Tokenizer | None, Family]:
+    """The checkpoint in an `iter_...` directory, the tokenizer that `options` name, and the family of the model.
+
+    Raises:
+        TrainerError: the checkpoint, its model or the tokenizer cannot be exported.
+    """
+    source = read_source(checkpoint)
+    tokenizer = _find_tokenizer(options)
+    vocab_size = options.vocab_size
+    if source.model.vocab_size is None and tokenizer is not None:
+        vocab_size = vocab_size or tokenizer.size or None
+    source = with_vocabulary(source, vocab_size)
+    if tokenizer is not None:
+        tokenizer_files.check_size(tokenizer, source.model.vocab_size)
+    try:
+        return source, tokenizer, family_for(source.model, options.family or _imported_family(source))
+    except ConfigError as error:
+        raise TrainerError(f"{checkpoint} cannot be exported: {error}") from error
+
+
+def weights_of(source: Source) -> Weights:
+    """The weights of a checkpoint. Adapters are added to the weights of their base model.
+
+    Raises:
+        TrainerError: an index is missing or invalid.
+    """
+    if source.base is None:
+        return StoredWeights(source.path)
+    adapters = StoredAdapters(source.path, source.lora, source.model)
+    return MergedWeights(StoredWeights(source.base.path), adapters)
+
+
 def _imported_family(source: Source) -> str | None:
     """The family that an imported checkpoint came from, since several can express some models."""
-    origin = source.record.get("origins", {}).get("huggingface", {}).get("family")
+    origin = source.huggingface_origin.get("family")
     return origin if origin in FAMILIES else None
 
 
@@ -119,7 +143,7 @@ def _find_tokenizer(options: Options) -> Tokenizer | None:
     return found
 
 
-def _check_tensors(source: Source, family: Family, stored: StoredWeights) -> None:
+def _check_tensors(source: Source, family: Family, stored: Weights) -> None:
     """Check that the checkpoint has exactly the tensors of the model.
 
     Raises:
@@ -151,7 +175,7 @@ def _check_tensors(source: Source, family: Family, stored: StoredWeights) -> Non
 def _write_weights(
     source: Source,
     family: Family,
-    stored: StoredWeights,
+    stored: Weights,
     dtype: torch.dtype,
     directory: Path,
     shard_bytes: int,
@@ -164,7 +188,7 @@ def _write_weights(
 
     def flush() -> None:
         nonlocal size
-        _save_shard(shard, directory / f"shard-{len(shards)}")
+        save_tensors(shard, directory / f"shard-{len(shards)}")
         shards.append(list(shard))
         if len(shards) > 1 or size >= shard_bytes // 2:
             report(f"wrote file {len(shards)} ({size / 1e9:,.2f} GB)")
@@ -185,7 +209,7 @@ def _write_weights(
 
 
 def _converted(
-    source: Source, family: Family, stored: StoredWeights, dtype: torch.dtype
+    source: Source, family: Family, stored: Weights, dtype: torch.dtype
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Yields the tensors of the model by name, in order. Threads read and convert the next ones."""
 
@@ -205,7 +229,7 @@ def _converted(
             yield pending.popleft().result()
 
 
-def _save_shard(shard: dict[str, torch.Tensor], path: Path) -> None:
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     """Write and sync a file, and read its header back.
 
     Raises:
@@ -213,7 +237,7 @@ def _save_shard(shard: dict[str, torch.Tensor], path: Path) -> None:
         TrainerError: the storage has something else.
     """
     try:
-        save_file(shard, path, metadata={"format": "pt"})
+        save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:  # wraps errors of the storage
         number = re.search(r"os error (\d+)", str(error))
         raise (
@@ -223,7 +247,7 @@ def _save_shard(shard: dict[str, torch.Tensor], path: Path) -> None:
     sync_file(path)
     try:
         with safe_open(path, framework="pt") as written:
-            is_same = set(written.keys()) == set(shard)
+            is_same = set(written.keys()) == set(tensors)
     except SafetensorError:
         is_same = False
     if not is_same:

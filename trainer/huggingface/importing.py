@@ -54,8 +54,8 @@ def import_model(source: Path, destination: Path, report: Report) -> None:
         started = time.monotonic()
         path = checkpoint_files.iteration_directory(directory, 0)
         path.mkdir()
-        writer = WeightsWriter(path)
-        dtype = _write_weights(model, writer)
+        with WeightsWriter(path) as writer:
+            dtype = _write_weights(model, writer)
         files = writer.files | write_common(path, 0)
         record = {**_record(model, dtype), "files": files}
         write_text(path / COMPLETE, checkpoint_files.record_text(record))

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 BASE_MODEL = (
-    "It is an adapter, not a model. Merge it into its base model with merge_and_unload of PEFT, and save that"
+    "It is an adapter, not a model. Import its base model, and then the adapter with --base CHECKPOINT, which names "
+    "the imported base model"
 )
 DOWNLOAD = "Download the repository again, or convert it with transformers"
 OTHER_PROGRAMS = {

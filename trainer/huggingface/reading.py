@@ -34,6 +34,38 @@ FLOATS = ("F32", "F16", "BF16")
 """safetensors' names of the data types that a checkpoint can contain."""
 
 
+class TensorFile:
+    """A safetensors file."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the header.
+
+        Raises:
+            TrainerError: the file is missing or damaged, or has a tensor of a type that a checkpoint cannot contain.
+        """
+        self.path = path
+        self.shapes = _header(path)
+        """Shape of each tensor by name."""
+        self._open: Any = None
+
+    def read(self, name: str, index: tuple[int | slice, ...] = ()) -> torch.Tensor:
+        """A tensor, or the part of it at `index`.
+
+        Raises:
+            TrainerError: the file cannot be read.
+        """
+        try:
+            self._open = self._open or safe_open(self.path, framework="pt")
+            tensor: torch.Tensor = self._open.get_slice(name)[index] if index else self._open.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise TrainerError(f"{self.path} cannot be read: {error}") from error
+        return tensor
+
+    def close(self) -> None:
+        """Close the file until the next `read`."""
+        self._open = None
+
+
 class HuggingFaceDirectory:
     """A directory with a supported model, whose files have all of its tensors."""
 
@@ -46,13 +78,12 @@ class HuggingFaceDirectory:
         self.path = path
         self.family, self.model = _read_config(path)
         self.files = _weight_files(path)
-        self._file_of: dict[str, Path] = {}
-        self._open: tuple[Path, Any] | None = None
+        self._file_of: dict[str, TensorFile] = {}
+        self._open: TensorFile | None = None
         shapes: dict[str, tuple[int, ...]] = {}
-        for file in self.files:
-            for name, shape in _header(file).items():
-                shapes[name] = shape
-                self._file_of[name] = file
+        for file in map(TensorFile, self.files):
+            shapes |= file.shapes
+            self._file_of |= dict.fromkeys(file.shapes, file)
         self.model = self.family.stored(self.model, shapes)
         self._places = _find_tensors(path, self.family, self.model, shapes)
         self._check_copies()
@@ -69,14 +100,10 @@ class HuggingFaceDirectory:
     def _load(self, stored: str, index: tuple[int | slice, ...] = ()) -> torch.Tensor:
         """A tensor of a file, or the part of it at `index`."""
         file = self._file_of[stored]
-        try:
-            if self._open is None or self._open[0] != file:
-                self._open = (file, safe_open(file, framework="pt"))
-            tensors = self._open[1]
-            tensor: torch.Tensor = tensors.get_slice(stored)[index] if index else tensors.get_tensor(stored)
-        except (SafetensorError, OSError) as error:
-            raise TrainerError(f"{file} cannot be read: {error}") from error
-        return tensor
+        if self._open is not None and self._open is not file:
+            self._open.close()
+        self._open = file
+        return file.read(stored, index)
 
     def _check_copies(self) -> None:
         for name, original in self.family.copies(self.model).items():

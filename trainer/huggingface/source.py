@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.contract.config import ConfigError, ModelConfig, from_dict
+from trainer.contract.config import ConfigError, LoraConfig, ModelConfig, from_dict
 from trainer.contract.config.resolve import resolve_model
 from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import FORMAT
+from trainer.contract.resuming import base_model
 from trainer.distributed import device
 
 
@@ -26,6 +27,22 @@ class Source:
     """Contents of COMPLETE; for a checkpoint of Megatron-LM, the sections that its arguments contain."""
     is_foreign: bool
     """True if Megatron-LM wrote it."""
+    base: Source | None = None
+    """The model of the adapters, if the checkpoint contains adapters and no other weights."""
+
+    @property
+    def lora(self) -> LoraConfig:
+        """The adapters, without dropout. Its rank is null if there are none."""
+        if self.base is None:
+            return LoraConfig()
+        return from_dict(LoraConfig, self.record["lora"] | {"dropout": 0.0}, f"{self.path}: lora")
+
+    @property
+    def huggingface_origin(self) -> dict[str, Any]:
+        """The Hugging Face model that the weights were imported from. Empty if they were not."""
+        origins = (self.base or self).record.get("origins") or {}
+        origin: dict[str, Any] = origins.get("huggingface") or {}
+        return origin
 
 
 def read_source(path: Path) -> Source:
@@ -50,7 +67,12 @@ def read_source(path: Path) -> Source:
         model = resolve_model(from_dict(ModelConfig, record["model"], f"{path}: model"))
     except ConfigError as error:
         raise TrainerError(f"{error}. Use the version of hpcgen that wrote it") from error
-    return Source(path, found.iteration, model, record, found.is_foreign)
+    if not base_model.has_adapters(record):
+        return Source(path, found.iteration, model, record, found.is_foreign)
+    base = read_source(base_model.find(record, None).path)
+    # MTP layers are not trained with adapters, but remain in the base model.
+    model = replace(model, mtp_num_layers=base.model.mtp_num_layers)
+    return Source(path, found.iteration, model, record, found.is_foreign, base)
 
 
 def with_vocabulary(source: Source, vocab_size: int | None) -> Source:

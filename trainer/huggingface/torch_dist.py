@@ -150,7 +150,10 @@ def _first_line(error: BaseException) -> str:
 
 
 class WeightsWriter:
-    """Writes tensors one at a time, as files and index of a torch_dist checkpoint."""
+    """Writes tensors one at a time, as files and index of a torch_dist checkpoint.
+
+    Use it in a `with` block, which closes its file.
+    """
 
     def __init__(self, path: Path, file_bytes: int = FILE_BYTES) -> None:
         self._path, self._file_bytes = path, file_bytes
@@ -159,6 +162,13 @@ class WeightsWriter:
         self._places: dict[MetadataIndex, _StorageInfo] = {}
         self.files: dict[str, dict[str, Any]] = {}
         """Size and SHA-256 of each file by name, as in the record of a checkpoint."""
+
+    def __enter__(self) -> WeightsWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._file is not None:
+            self._file.__exit__()
 
     def write(self, weight: Weight, tensor: torch.Tensor, layer: int = 0, num_layers: int = 1) -> None:
         """Write a tensor, or the part of a stacked tensor that belongs to one layer or expert."""

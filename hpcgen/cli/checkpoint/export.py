@@ -67,6 +67,16 @@ GPT2 = "gpt2"
     help="Number of tokens, for a checkpoint that does not record it.",
 )
 @click.option(
+    "--adapter",
+    is_flag=True,
+    help="Write the LoRA adapters as a directory of PEFT.  [default: merge them into the model]",
+)
+@click.option(
+    "--base-model",
+    metavar="NAME|DIR",
+    help="With --adapter: the base model that adapter_config.json names.  [default: the imported directory]",
+)
+@click.option(
     "--check",
     is_flag=True,
     help="Compare logits with transformers, which must be installed, before DIR appears.",
@@ -82,6 +92,8 @@ def command(
     config: Path | None,
     family: str | None,
     vocab_size: int | None,
+    adapter: bool,
+    base_model: str | None,
     check: bool,
 ) -> None:
     """CHECKPOINT is a checkpoint of the trainer or of Megatron-LM. For a run directory or a directory of checkpoints,
@@ -90,11 +102,19 @@ def command(
     from hpcgen.checkpoints.conversion import convert
 
     found = find_checkpoint(checkpoint)
-    options = {"--dtype": dtype, "--family": family, "--vocab-size": vocab_size}
+    if base_model is not None and not adapter:
+        raise click.UsageError("--base-model requires --adapter")
+    options = {
+        "--dtype": dtype,
+        "--family": family,
+        "--vocab-size": vocab_size,
+        "--base-model": base_model,
+    }
+    flags = [name for name, given in {"--adapter": adapter, "--check": check}.items() if given]
     given = [str(part) for name, value in options.items() if value is not None for part in (name, value)]
     with _tokenizer_arguments(found, tokenizer, eod_token, config) as tokenizer_options:
         arguments = [str(found.path), "--to", str(destination), *given, *tokenizer_options]
-        ctx.exit(convert(["export", *arguments, *(["--check"] if check else [])], _echo))
+        ctx.exit(convert(["export", *arguments, *flags], _echo))
 
 
 def _echo(line: str) -> None:

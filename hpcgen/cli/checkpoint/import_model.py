@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from hpcgen.cli.checkpoint.paths import complete_checkpoints
 from hpcgen.text import harmless
 
 
@@ -19,13 +20,21 @@ from hpcgen.text import harmless
     metavar="DIR",
     help="New directory.",
 )
+@click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    metavar="CHECKPOINT",
+    help="For LoRA adapters of PEFT: the checkpoint of their base model.",
+    shell_complete=complete_checkpoints,
+)
 @click.pass_context
-def command(ctx: click.Context, hf_dir: Path, destination: Path) -> None:
-    """HF_DIR is a local directory with config.json and safetensors files. DIR becomes a directory of checkpoints with
-    weights only, for checkpoint.load with checkpoint.finetune: true, at any layout. Needs torch and safetensors, but no
-    GPU.
+def command(ctx: click.Context, hf_dir: Path, destination: Path, base: Path | None) -> None:
+    """HF_DIR is a local directory with config.json and safetensors files, or with LoRA adapters of PEFT. DIR becomes a
+    directory of checkpoints with weights only, for checkpoint.load with checkpoint.finetune: true, at any layout. Needs
+    torch and safetensors, but no GPU.
     """
     from hpcgen.checkpoints.conversion import convert
 
-    arguments = ["import", str(hf_dir), "--to", str(destination)]
+    of_base = [] if base is None else ["--base", str(base)]
+    arguments = ["import", str(hf_dir), "--to", str(destination), *of_base]
     ctx.exit(convert(arguments, lambda line: click.echo(harmless(line), err=True)))

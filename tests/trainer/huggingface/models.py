@@ -157,6 +157,44 @@ def huggingface_tokens(directory: Path, prompts: list[list[int]], count: int) ->
     return transformers_process().submit(_huggingface_tokens, directory, prompts, count).result()
 
 
+def save_adapter(base: Path, directory: Path, **config: Any) -> Path:
+    """Writes adapters for the model in `base` with PEFT's `config`. All of their matrices are random."""
+    return transformers_process().submit(_save_adapter, base, directory, config).result()
+
+
+def adapter_logits(base: Path, adapter: Path) -> torch.Tensor:
+    """Logits of `prompts` in transformers with an adapter in PEFT, in fp32."""
+    return torch.from_numpy(transformers_process().submit(_adapter_logits, base, adapter).result())
+
+
+def _save_adapter(base: Path, directory: Path, config: dict[str, Any]) -> Path:
+    import peft
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(6)
+        adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **config))
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.data.normal_(std=0.2)
+        adapted.save_pretrained(directory)
+    return directory
+
+
+def _adapter_logits(base: Path, adapter: Path) -> Any:
+    import peft
+    import transformers
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        model = peft.PeftModel.from_pretrained(model, adapter).eval()
+    with torch.no_grad():
+        return model(prompts()).logits.numpy()
+
+
 def _huggingface_tokens(directory: Path, prompts: list[list[int]], count: int) -> list[list[int]]:
     import transformers
 

@@ -104,7 +104,7 @@ def test_adapters_of_another_run_are_continued_or_started_from(
     assert started.steps[0][1] < single_lora.steps[0][1]
 
 
-@pytest.mark.parametrize("change", ["other base", "no adapters", "no finetune", "other rank"])
+@pytest.mark.parametrize("change", ["other base", "no adapters", "no finetune", "other rank", "other alpha"])
 def test_what_does_not_fit_is_refused(
     change: str, corpus: str, single_llama: Run, single_lora: Run, tmp_path: Path
 ) -> None:
@@ -123,6 +123,10 @@ def test_what_does_not_fit_is_refused(
         case "no finetune":
             config["checkpoint"]["finetune"] = False
             expected = "checkpoint.finetune is false, but"
+        case "other alpha":
+            config["lora"]["alpha"] = 4.0
+            config["checkpoint"]["load"] = str(single_lora.checkpoints)
+            expected = "lora.alpha is 4, but the adapters in"
         case _:
             config["lora"]["rank"] = 8
             config["checkpoint"]["load"] = str(single_lora.checkpoints)

@@ -1,0 +1,281 @@
+"""LoRA adapters from PEFT and to PEFT, and merged into their base model. PEFT and transformers are the reference."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from tests.selection import select
+from tests.trainer.huggingface.models import (
+    adapter_logits,
+    huggingface_logits,
+    prompts,
+    save_adapter,
+    save_model,
+    weights,
+)
+from tests.trainer.runs import LLAMA, Run, finished, gpt_config
+from trainer.contract.errors import TrainerError
+from trainer.contract.files.checkpoint_files import read_record
+from trainer.huggingface.adapter_exporting import export_adapter
+from trainer.huggingface.adapter_importing import import_adapter
+from trainer.huggingface.check import TOLERANCE, trainer_logits
+from trainer.huggingface.exporting import Options, export
+from trainer.huggingface.importing import import_model
+from trainer.huggingface.source import read_source
+
+pytestmark = pytest.mark.process
+
+LLAMA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+GPT2_TARGETS = ["c_attn", "c_proj", "c_fc"]
+
+
+class Base(NamedTuple):
+    """A model in Hugging Face's format, and as a checkpoint."""
+
+    original: Path
+    checkpoint: Path
+
+
+def ignore(line: str) -> None:
+    """Discards a progress line."""
+
+
+def imported_base(case: str, directory: Path, dtype: torch.dtype = torch.float32) -> Base:
+    original = save_model(case, directory / "original", dtype)
+    import_model(original, directory / "base", ignore)
+    return Base(original, directory / "base/iter_0000000")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    return imported_base("llama2", tmp_path_factory.mktemp("llama"))
+
+
+def assert_equal_logits(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """They differ by at most TOLERANCE of the largest one."""
+    error = (found[..., : expected.shape[-1]] - expected).abs().max() / expected.abs().max()
+    print(f"{error:.1e}")
+    assert error <= TOLERANCE
+
+
+def assert_changed_logits(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """They differ by more than rounding does."""
+    assert (found - expected).abs().max() > 0.01 * expected.abs().max()
+
+
+CASES = select(["llama2", "llama3.2", "mistral", "qwen2", "qwen3", "gpt2"], {"llama3.2", "gpt2"})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_adapters_of_every_family_have_equal_logits_in_both_directions(case: str, tmp_path: Path) -> None:
+    base = imported_base(case, tmp_path)
+    targets = GPT2_TARGETS if case == "gpt2" else LLAMA_TARGETS
+    peft = save_adapter(base.original, tmp_path / "peft", r=4, lora_alpha=6, target_modules=targets)
+    expected = adapter_logits(base.original, peft)
+    assert_changed_logits(huggingface_logits(base.original), expected)
+    import_adapter(peft, base.checkpoint, tmp_path / "adapters", ignore)
+    checkpoint = tmp_path / "adapters/iter_0000000"
+    kinds = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+    expected_section = {"rank": 4, "alpha": 6.0, "dropout": 0.0, "target_modules": kinds}
+    assert read_record(checkpoint)["lora"] == expected_section  # as a run without target_modules has it
+    assert_equal_logits(trainer_logits(read_source(checkpoint), prompts()), expected)
+    export_adapter(checkpoint, tmp_path / "exported", Options(), ignore)
+    assert_equal_logits(adapter_logits(base.original, tmp_path / "exported"), expected)
+    if case != "gpt2":
+        assert_same_tensors(weights(tmp_path / "exported"), weights(peft))
+    export(checkpoint, tmp_path / "merged", Options(), ignore)
+    assert_equal_logits(huggingface_logits(tmp_path / "merged"), expected)
+
+
+def assert_same_tensors(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.fixture(scope="module")
+def trained_base(single_llama: Run, tmp_path_factory: pytest.TempPathFactory) -> Base:
+    """A model that this trainer made, and its import."""
+    directory = tmp_path_factory.mktemp("base")
+    export(single_llama.checkpoints / "iter_0000006", directory / "original", Options(), ignore)
+    import_model(directory / "original", directory / "base", ignore)
+    return Base(directory / "original", directory / "base/iter_0000000")
+
+
+@pytest.mark.parametrize(
+    ("layout", "world_size"),
+    [
+        pytest.param({"tensor_model_parallel_size": 2, "sequence_parallel": True}, 2, id="TP2+SP"),
+        pytest.param({"pipeline_model_parallel_size": 2}, 2, id="PP2", marks=pytest.mark.slow),
+    ],
+)
+def test_adapters_that_were_trained_at_any_layout_are_exported(
+    layout: dict[str, Any], world_size: int, corpus: str, trained_base: Base, tmp_path: Path
+) -> None:
+    config = lora_config(corpus, tmp_path / "run", trained_base.checkpoint.parent)
+    config |= {"parallelism": layout, "world_size": world_size}
+    checkpoint = finished(config).checkpoints / "iter_0000002"
+    expected = trainer_logits(read_source(checkpoint), prompts())[..., :1000]
+    export_adapter(checkpoint, tmp_path / "adapter", Options(), ignore)
+    saved = json.loads((tmp_path / "adapter/adapter_config.json").read_bytes())
+    assert saved["base_model_name_or_path"] == str(trained_base.original)
+    assert saved["target_modules"] == sorted(LLAMA_TARGETS)
+    assert_equal_logits(adapter_logits(trained_base.original, tmp_path / "adapter"), expected)
+    export(checkpoint, tmp_path / "merged", Options(), ignore)
+    assert_equal_logits(huggingface_logits(tmp_path / "merged"), expected)
+    assert not torch.equal(huggingface_logits(trained_base.original), expected)
+    card = (tmp_path / "adapter/README.md").read_text()
+    assert "LoRA adapters of `original`" in card
+    assert str(tmp_path.parent) not in card
+
+
+def lora_config(corpus: str, run_dir: Path, load: Path, **lora: Any) -> dict[str, Any]:
+    """Two steps of adapters of the model in the directory of checkpoints `load`."""
+    config = gpt_config(corpus, run_dir, LLAMA)
+    config["training"]["train_iters"] = 2
+    config["lora"] = {"rank": 4, "alpha": 8.0, **lora}
+    config["checkpoint"] = {"load": str(load), "finetune": True}
+    return config
+
+
+def test_training_goes_on_from_an_adapter_of_peft(corpus: str, trained_base: Base, tmp_path: Path) -> None:
+    """The first loss is that of the merged model, and the parts without an adapter in PEFT get none."""
+    targets = ["q_proj", "v_proj"]
+    peft = save_adapter(
+        trained_base.original,
+        tmp_path / "peft",
+        r=4,
+        lora_alpha=16,
+        use_rslora=True,
+        target_modules=targets,
+        rank_pattern={"layers.1.self_attn.v_proj": 2},
+        layers_to_transform=[1, 2],
+    )
+    lines: list[str] = []
+    import_adapter(peft, trained_base.checkpoint, tmp_path / "adapters", lines.append)
+    section = yaml.safe_load(lines[-1])["lora"]
+    assert section["target_modules"] == [f"decoder.layers.{n}.self_attention.linear_qkv" for n in (1, 2)]
+    config = lora_config(corpus, tmp_path / "run", tmp_path / "adapters", **section)
+    trained = finished(config)
+    export(tmp_path / "adapters/iter_0000000", tmp_path / "merged", Options(), ignore)
+    assert_equal_logits(huggingface_logits(tmp_path / "merged"), adapter_logits(trained_base.original, peft))
+    import_model(tmp_path / "merged", tmp_path / "merged-weights", ignore)
+    config = lora_config(corpus, tmp_path / "of-merged", tmp_path / "merged-weights")
+    of_merged = finished(config)
+    assert trained.steps[0][1] == pytest.approx(of_merged.steps[0][1], abs=1e-5)
+    export_adapter(trained.checkpoints / "iter_0000002", tmp_path / "exported", Options(), ignore)
+    before, after = weights(peft), weights(tmp_path / "exported")
+    name = "base_model.model.model.layers.1.self_attn.{}_proj.lora_B.weight"
+    assert not torch.equal(after[name.format("v")], torch.nn.functional.pad(before[name.format("v")], (0, 2)))
+    assert not after[name.format("v")][:, 2:].any()
+    assert not after[name.format("k")].any()
+    assert_equal_logits(
+        adapter_logits(trained_base.original, tmp_path / "exported"),
+        trainer_logits(read_source(trained.checkpoints / "iter_0000002"), prompts())[..., :1000],
+    )
+
+
+UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
+    "dora": ({"use_dora": True}, "use_dora = True is not supported"),
+    "bias": ({"bias": "all"}, "bias = 'all' is not supported"),
+    "modules to save": ({"modules_to_save": ["lm_head"]}, "modules_to_save = ['lm_head'] is not supported"),
+    "a later key": ({"use_something": [1]}, "use_something = [1] is not supported"),
+    "another method": ({"peft_type": "IA3"}, "peft_type = 'IA3' is not supported; only LORA is"),
+    "another task": ({"task_type": "SEQ_CLS"}, "task_type = 'SEQ_CLS' is not supported"),
+    "changed weights": ({"init_lora_weights": "pissa"}, "changes the weights of the base model"),
+    "a regular expression": ({"rank_pattern": {"(a+)+$": 2}}, "only names of modules are supported"),
+    "no rank": ({"r": True}, "r = True is not a valid number"),
+    "two mistakes": (
+        {"use_dora": True, "lora_alpha": "x"},
+        "lora_alpha = 'x' is not a valid number; use_dora",
+    ),
+    "another rank": (
+        {"r": 3},
+        "has the shape [4, 64], but the base model and adapter_config.json give [3, 64]",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def query_adapter(llama: Base, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of a few modules."""
+    directory = tmp_path_factory.mktemp("query") / "peft"
+    return save_adapter(llama.original, directory, r=4, target_modules=["q_proj", "o_proj"])
+
+
+def refused(adapter: Path, base: Path, destination: Path) -> str:
+    """The message of an import that leaves nothing behind."""
+    before = sorted(destination.parent.iterdir())
+    with pytest.raises(TrainerError) as error:
+        import_adapter(adapter, base, destination, ignore)
+    assert sorted(destination.parent.iterdir()) == before
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("change", "expected"), UNSUPPORTED.values(), ids=UNSUPPORTED.keys())
+def test_settings_of_peft_that_the_trainer_does_not_have_are_refused_by_name(
+    change: dict[str, Any], expected: str, llama: Base, query_adapter: Path, tmp_path: Path
+) -> None:
+    copied = Path(shutil.copytree(query_adapter, tmp_path / "copied"))
+    config = json.loads((copied / "adapter_config.json").read_bytes())
+    (copied / "adapter_config.json").write_text(json.dumps(config | change))
+    assert expected in refused(copied, llama.checkpoint, tmp_path / "adapters")
+
+
+@pytest.mark.parametrize(
+    "change", ["a pickle", "unknown tensors", "half an adapter", "not finite", "other base"]
+)
+def test_files_that_are_not_adapters_of_the_base_model_are_refused(
+    change: str, llama: Base, query_adapter: Path, tmp_path: Path
+) -> None:
+    copied, base = Path(shutil.copytree(query_adapter, tmp_path / "copied")), llama.checkpoint
+    file = copied / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = "base_model.model.model.layers.3.self_attn.o_proj.lora_A.weight"
+    match change:
+        case "a pickle":
+            file.rename(copied / "adapter_model.bin")
+            expected = "save_pretrained of PEFT writes it"
+        case "unknown tensors":
+            tensors["base_model.model.lm_head.lora_A.weight"] = torch.zeros(4, 64)
+            expected = "not matrices of adapters of LlamaForCausalLM: base_model.model.lm_head.lora_A.weight"
+        case "half an adapter":
+            del tensors[name]
+            expected = f"has no {name}"
+        case "not finite":
+            tensors[name][1, 2] = float("nan")
+            expected = f"{name} has numbers that are not finite"
+        case _:
+            import_adapter(copied, base, tmp_path / "first", ignore)
+            base = tmp_path / "first/iter_0000000"
+            expected = "contains adapters, not a complete model"
+    if file.exists():
+        save_file(tensors, file)
+    assert expected in refused(copied, base, tmp_path / "adapters")
+
+
+def test_a_checkpoint_without_adapters_is_no_adapter(llama: Base, tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match="has no adapters, but a complete model"):
+        export_adapter(llama.checkpoint, tmp_path / "exported", Options(), ignore)
+
+
+def test_a_merged_model_is_rounded_once(llama: Base, query_adapter: Path, tmp_path: Path) -> None:
+    """fp32 sums are rounded to bf16, and tensors without adapters are those of the base model."""
+    base = imported_base("llama2", tmp_path, torch.bfloat16)
+    import_adapter(query_adapter, base.checkpoint, tmp_path / "adapters", ignore)
+    export(tmp_path / "adapters/iter_0000000", tmp_path / "merged", Options(), ignore)
+    merged, before, adapter = weights(tmp_path / "merged"), weights(base.original), weights(query_adapter)
+    name = "model.layers.2.self_attn.q_proj"
+    a, b = (adapter[f"base_model.model.{name}.lora_{matrix}.weight"] for matrix in "AB")
+    expected = (before[f"{name}.weight"].float() + 8 / 4 * (b @ a)).bfloat16()
+    assert torch.equal(merged[f"{name}.weight"], expected)
+    assert merged.keys() == before.keys()
+    kept = [each for each in merged if "q_proj" not in each and "o_proj" not in each]
+    assert all(torch.equal(merged[each], before[each]) for each in kept)
