@@ -15,7 +15,7 @@ FamilyName: TypeAlias = Literal[
 
 @config_section
 class ExportConfig:
-    """Export of the newest complete checkpoint as a Hugging Face directory."""
+    """Export of the newest complete checkpoint as a Hugging Face directory. Adapters are merged into their model."""
 
     directory: FilePath | None = None
     """New directory to write."""
@@ -23,3 +23,5 @@ class ExportConfig:
     """Data type of the weights. Default: the checkpoint's."""
     family: FamilyName | None = None
     """Model family. Default: the first that can express the model."""
+    adapter: bool = False
+    """Write only the adapters, as a directory of PEFT."""

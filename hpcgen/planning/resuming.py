@@ -43,6 +43,29 @@ def checkpoints_read(load: str) -> str:
     return str(directory_of(Path(load)))
 
 
+def weights_read(config: RunConfig) -> tuple[str, ...]:
+    """The directories that a job with checkpoint.load reads: of its checkpoints and, if these contain adapters, of
+    their model."""
+    load = config.checkpoint.load
+    if load is None:
+        return ()
+    from trainer.contract.files import checkpoint_files
+    from trainer.contract.resuming import base_model
+
+    directories = [checkpoints_read(load)]
+    with contextlib.suppress(OSError):
+        for path in checkpoint_files.paths_to_load(Path(load))[:1]:
+            record = checkpoint_files.describe(path).record
+            if record is not None and base_model.has_adapters(record):
+                directories.append(checkpoints_read(base_model.path_of(record)))
+    return tuple(dict.fromkeys(directories))
+
+
+def model_of_adapters(config: RunConfig) -> tuple[str, ...]:
+    """The directories that a job reads in addition to the checkpoints of a run, because these contain adapters."""
+    return () if config.lora.rank is None else weights_read(config)
+
+
 def resume_problems(config: RunConfig, trainer: TrainerConfig) -> list[Problem]:
     """Changes that the trainer would refuse when it resumes, and training that would be lost.
 

@@ -15,6 +15,7 @@ from hpcgen.planning.config_text import config_text
 from hpcgen.planning.inputs import Input, text_files, tokenizer_files
 from hpcgen.planning.kind import ONE_THREAD, Export, Stage, Work
 from hpcgen.planning.paths import checkpoint_directory
+from hpcgen.planning.resuming import model_of_adapters
 from trainer.contract.config import TrainerConfig
 from trainer.contract.evaluation import DIRECTORY, EvaluationConfig, is_task_file
 from trainer.contract.rules.engine import ANY_RUN
@@ -48,7 +49,7 @@ class Evaluate(Stage):
         return Work(
             arguments=("-m", "trainer.evaluate"),
             inputs=(*text_files(config), *task_files, *(tokenizer_files(config) if settings.tasks else ())),
-            reads=(checkpoints,),
+            reads=(checkpoints, *model_of_adapters(config)),
             # data sets are locked in their cache while they are read
             writes=(settings.hf_home,) if settings.hf_home else (),
             files={self.config_file: config_text(evaluation)},

@@ -13,6 +13,7 @@ from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.inputs import tokenizer_files
 from hpcgen.planning.kind import Stage, Work
 from hpcgen.planning.paths import checkpoint_directory
+from hpcgen.planning.resuming import model_of_adapters
 from trainer.contract.config import TrainerConfig
 from trainer.contract.config.resolve import resolve_model
 from trainer.contract.families.huggingface import nearest_family
@@ -43,15 +44,20 @@ class Export(Stage):
             arguments=(
                 *("-m", "trainer.huggingface", "export", checkpoints, f"--to={directory}"),
                 *(f"{name}={value}" for name, value in options.items() if value is not None),
+                *(("--adapter",) if settings.adapter else ()),
             ),
             inputs=tokenizer_files(config),
-            reads=(checkpoints,),
+            reads=(checkpoints, *model_of_adapters(config)),
             large=(str(PurePosixPath(directory).parent),),
             values={"destination": directory},
         )
 
     def problems(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
-        """Yields each key of the model that its family in transformers cannot express."""
+        """Yields each key of the model that its family in transformers cannot express, and export.adapter if the run has no
+        adapters."""
+        if run.config.export.adapter and run.config.lora.rank is None:
+            reason = "has no effect, because lora.rank is null, so the run has no adapters"
+            yield Problem("export.adapter", reason, "remove it to export the model")
         yield from tokenizer_problems(run.config.data.tokenizer, "export.directory")
         model = resolve_model(run.config.model)
         family = nearest_family(model, run.config.export.family)

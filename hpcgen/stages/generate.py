@@ -16,6 +16,7 @@ from hpcgen.planning.inputs import Input, tokenizer_files
 from hpcgen.planning.kind import ONE_THREAD, Export, Stage, Work
 from hpcgen.planning.paths import chat_of, checkpoint_directory
 from hpcgen.planning.request import make_allocation
+from hpcgen.planning.resuming import model_of_adapters
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
 from trainer.contract.generation import DIRECTORY, GenerationSettings
@@ -47,7 +48,7 @@ class Generate(Stage):
                 *_options(settings),
             ),
             inputs=(Input(settings.prompts), *tokenizer_files(config)),
-            reads=(checkpoints,),
+            reads=(checkpoints, *model_of_adapters(config)),
             writes=(str(PurePosixPath(output).parent),),
             values={"output": output},
         )

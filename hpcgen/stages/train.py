@@ -24,7 +24,7 @@ from hpcgen.planning.kind import ONE_THREAD, Export, Stage, Work
 from hpcgen.planning.node_check import preflight
 from hpcgen.planning.notification import notification
 from hpcgen.planning.paths import chat_of, checkpoint_directory, import_files, trainer_data
-from hpcgen.planning.resuming import checkpoints_read, resume_problems, resume_warnings
+from hpcgen.planning.resuming import resume_problems, resume_warnings, weights_read
 from hpcgen.planning.software import runtime
 from hpcgen.stages.evaluate import EVALUATE
 from trainer.contract.config import ParallelismConfig, TrainerConfig, fingerprint
@@ -54,7 +54,7 @@ class Train(Stage):
                 *_answers_inputs(config),
                 *([checkpoints(checkpoint.load)] if checkpoint.load else []),
             ),
-            reads=(checkpoints_read(checkpoint.load),) if checkpoint.load else (),
+            reads=weights_read(config),
             writes=tuple(filter(None, (data.cache_dir, config.logging.prometheus_directory))),
             large=(saved,),
             files={**trainer_files(trainer), **_machine_file(run, allocation)},

@@ -232,7 +232,7 @@ def _lora(peft: PeftConfig, model: Source, modules: Sequence[PeftModule]) -> Lor
 
 
 def _target_modules(possible: Sequence[Linear], names: set[str]) -> tuple[str, ...]:
-    """The shortest lora.target_modules that choose the linear layers in `names`, as a resolved configuration has them."""
+    """The shortest resolved lora.target_modules that choose the linear layers in `names`."""
     chosen: list[str] = []
     for kind in LINEARS:
         of_kind = [linear.name for linear in possible if linear.kind == kind]

@@ -323,7 +323,7 @@ WTE = "transformer.wte.weight"
         ),
         (
             another_format("adapter_config.json"),
-            "It is an adapter, not a model. Merge it into its base model",
+            "It is an adapter, not a model. Import its base model",
         ),
         (another_format("params.json"), "It has Meta's or Mistral's own format"),
         (another_format("model.gguf"), "It has llama.cpp's format"),

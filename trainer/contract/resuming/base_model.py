@@ -51,10 +51,12 @@ def mismatch(
             reason = f"is null, but {path} contains only LoRA adapters of rank {rank_of(record)}, of {path_of(record)}"
             hint = f"set it to {rank_of(record)} to train them, or name the checkpoint of a complete model"
             return Problem("lora.rank", reason, hint)
-        alpha = record["lora"]["alpha"]
-        if weights_only and lora.alpha != alpha:
-            reason = f"is {lora.alpha:g}, but the adapters in {path} have {alpha:g}, and would compute something else"
-            return Problem("lora.alpha", reason, f"set it to {alpha:g}")
+        alpha, saved = lora.rank if lora.alpha is None else lora.alpha, record["lora"]["alpha"]
+        if weights_only and alpha != saved:
+            reason = (
+                f"is {alpha:g}, but the adapters in {path} have {saved:g}, and would compute something else"
+            )
+            return Problem("lora.alpha", reason, f"set it to {saved:g}")
         return None
     if lora.rank is not None and not weights_only:
         reason = f"is false, but {path} contains a complete model, for which adapters can only be started"
