@@ -53,8 +53,7 @@ class Export(Stage):
         )
 
     def problems(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
-        """Yields each key of the model that its family in transformers cannot express, and export.adapter if the run has no
-        adapters."""
+        """Yields each key of the model that its family cannot express, and export.adapter without adapters."""
         if run.config.export.adapter and run.config.lora.rank is None:
             reason = "has no effect, because lora.rank is null, so the run has no adapters"
             yield Problem("export.adapter", reason, "remove it to export the model")

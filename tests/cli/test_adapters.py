@@ -84,3 +84,22 @@ def test_a_model_that_is_gone_or_has_moved_is_noticed(workplace: Path, base: Pat
 def test_inspect_names_the_model_of_adapters(base: Path, adapters: Path) -> None:
     found = hpcgen("checkpoint", "inspect", adapters)
     assert f"rank 4, alpha 4.0, target_modules [linear_qkv], of {base}" in found.stdout
+
+
+def test_jobs_that_read_adapters_mount_their_model(workplace: Path, base: Path, adapters: Path) -> None:
+    """The adapters that a run starts from may be elsewhere."""
+    (workplace / "prompts.jsonl").write_text('{"prompt": "a"}')
+    export = {"directory": "peft", "adapter": True}
+    values = {"lora": LORA, "checkpoint": {"load": "adapters", "finetune": True}, "export": export}
+    run = load_run(run_file(workplace, generation={"prompts": "prompts.jsonl"}, **values))
+    for name in ("train", "generate", "export"):
+        stage = plan(run, [name]).stages[name]
+        assert {str(base.parent), str(adapters.parent)} <= set(stage.required), name
+    assert stage.arguments[-1] == "--adapter"
+
+
+def test_adapters_of_a_run_without_lora_cannot_be_exported(workplace: Path) -> None:
+    file = run_file(workplace, export={"directory": "peft", "adapter": True})
+    refused = hpcgen("render", "export", "-c", file)
+    assert refused.status == 2
+    assert "export.adapter = true has no effect, because lora.rank is null" in refused.stderr
