@@ -61,7 +61,8 @@ PASSED_ON = (
 @click.option(
     "--chat",
     is_flag=True,
-    help="With --prompt: answer it as a message of the user, with the chat template of the corpus or the tokenizer.",
+    help="Answer --prompt, or each line typed, as the user's message in a chat. Uses the chat template of the corpus, "
+    "or else the tokenizer's.",
 )
 @click.option(
     "--max-new-tokens",
@@ -132,9 +133,9 @@ def command(
 
     if prompt is not None and prompts is not None:
         raise HpcgenError("--prompt and --prompts both give prompts", "use only one of them")
-    if chat and prompt is None:
-        hint = "use --prompt; lines of --prompts with messages are chats without it"
-        raise HpcgenError("--chat has no effect without --prompt", hint)
+    if chat and prompts is not None:
+        hint = "remove it; lines of --prompts with messages are chats without it"
+        raise HpcgenError("--chat has no effect with --prompts", hint)
     if prompt is None and prompts is None and not sys.stdin.isatty():
         raise HpcgenError("no prompt, and standard input is not a terminal", "use --prompt or --prompts")
     texts = (("--prompt", prompt or ""), *(("--stop", string) for string in stop))
@@ -159,6 +160,8 @@ def command(
             prompts = stack.enter_context(prompt_file(message if chat else {"prompt": prompt}))
         if prompts is not None:
             arguments += ["--prompts", str(prompts)]
+        elif chat:
+            arguments.append("--chat")
         status = run_generation(arguments)
     ctx.exit(status)
 

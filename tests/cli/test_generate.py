@@ -66,7 +66,10 @@ def test_a_prompt_is_passed_in_a_file(run: Path, passed_on: list[str]) -> None:
         (("--checkpoint", "run", "--prompt", "x", "--prompts", "y"), "--prompt and --prompts both give"),
         (("--checkpoint", "none", "--prompt", "x", "--tokenizer", "gpt2"), "none: no such directory"),
         (("--set", "a=b", "--prompt", "x"), "--set requires a run file"),
-        (("--checkpoint", "run", "--chat"), "--chat has no effect without --prompt; use --prompt"),
+        (
+            ("--checkpoint", "run", "--chat", "--prompts", "y"),
+            "--chat has no effect with --prompts; remove it",
+        ),
     ],
 )
 def test_refusals(
@@ -115,3 +118,11 @@ def test_a_message_is_passed_with_the_chat_template_of_the_run(passed_on: list[s
     assert json.loads(passed_on[-1]) == {"messages": [{"role": "user", "content": "Hi"}]}
     assert f"--chat-template={tmp_path / 'own.jinja'}" in passed_on
     assert any(argument.startswith("--chat-date=2") for argument in passed_on)
+
+
+def test_a_chat_is_typed(run: Path, passed_on: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert hpcgen("generate", "--checkpoint", run, "--tokenizer", "gpt2", "--chat").status == 7
+    assert passed_on[-1] == "--chat"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from tests.data.chat_corpora import write_tokenizer
 from tests.selection import select
 from tests.trainer.chat_pairs import chat_config, write_chats
+from tests.trainer.forked import ROOT
 from tests.trainer.runs import LLAMA, MOE, TWO_LAYERS, Run, finished, gpt_config, run
 from trainer.contract.errors import Exit
 
@@ -195,6 +198,7 @@ def test_prompts_are_refused_before_the_first_step(
 QUESTIONS = {"Is it wet?": "Yes. The rain in Oslo.", "Hi": "hello hello!"}
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_model_that_learns_chats_answers_them_and_ends_its_turn(tmp_path: Path) -> None:
     """The prompts are messages. Before training, the answers go on to their limit."""
     import tokenizers
@@ -215,12 +219,26 @@ def test_a_model_that_learns_chats_answers_them_and_ends_its_turn(tmp_path: Path
     lines = [{"messages": [{"role": "user", "content": question}]} for question in QUESTIONS]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     config["answers"] = {"prompts": str(prompts), "tokenizer": str(file), "max_new_tokens": 30}
-    found = answers(finished(config))
+    trained = finished(config)
+    found = answers(trained)
     assert found[0]["prompt"] == "<|im_start|>user\nIs it wet?<|im_end|>\n<|im_start|>assistant\n"
     assert {(each["tokens"], each["finish_reason"]) for each in found[:2]} == {(30, "length")}
     assert [(each["answer"], each["finish_reason"]) for each in found[2:]] == [
         (answer, "stop") for answer in QUESTIONS.values()
     ]
+    typed = "Hi\nIs it wet?\n"
+    command = [
+        sys.executable,
+        "-m",
+        "trainer.inference",
+        str(trained.checkpoints),
+        "--chat",
+        "--tokenizer",
+        str(file),
+    ]
+    said = subprocess.run(command, input=typed, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith("> hello hello!\n> ")
 
 
 def test_a_chat_needs_a_template(asking: dict[str, Any], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -51,7 +51,7 @@ def main() -> int:
         model, tokenizer = _load(arguments, ranks)
         with _same_on_all_ranks():
             if arguments.prompts is None:
-                _converse(model, tokenizer, _options(arguments), ranks)
+                _converse(model, tokenizer, arguments, ranks)
             else:
                 _answer(model, tokenizer, arguments, ranks)
         if ranks.world_size > 1:
@@ -178,13 +178,18 @@ def _write(path: Path, text: str) -> None:
     print(f"texts: {path}", file=sys.stderr)
 
 
-def _converse(model: Model, tokenizer: Tokenizer, options: Options, ranks: Ranks) -> None:
-    """Continue lines typed on a terminal, until its end."""
+def _converse(model: Model, tokenizer: Tokenizer, arguments: argparse.Namespace, ranks: Ranks) -> None:
+    """Continue lines typed on a terminal, until its end. In a chat, a line is the user's next message."""
+    messages: list[dict[str, str]] = []
     while (line := _from_rank_0(_read_line, ranks)) is not None:
+        asked = [*messages, {"role": "user", "content": line}]
         on_text = _print if ranks.rank == 0 else None
         try:
-            for _ in generate(model, tokenizer, [line], options, on_text):
+            found = _as_texts([{"messages": asked} if arguments.chat else line], arguments)
+            options = _options(arguments, found.end)
+            for completion in generate(model, tokenizer, found.texts, options, on_text):
                 _print("\n" if ranks.rank == 0 else "")
+                messages = [*asked, {"role": "assistant", "content": completion.text}]
         except TrainerError as error:  # a prompt that is too long
             _print(f"{error}\n" if ranks.rank == 0 else "")
     _print("\n" if ranks.rank == 0 else "")
@@ -233,8 +238,12 @@ def _texts(arguments: argparse.Namespace) -> Texts:
     Raises:
         TrainerError: the file cannot be used, or a chat cannot be rendered.
     """
+    return _as_texts(_read_prompts(arguments.prompts), arguments)
+
+
+def _as_texts(prompts: Sequence[Prompt], arguments: argparse.Namespace) -> Texts:
     options = ChatOptions(arguments.chat_template, arguments.chat_template_name, arguments.chat_date)
-    return texts_of(_read_prompts(arguments.prompts), arguments.tokenizer, options)
+    return texts_of(prompts, arguments.tokenizer, options)
 
 
 def _read_prompts(path: str) -> list[Prompt]:
@@ -266,6 +275,9 @@ def _parser() -> argparse.ArgumentParser:
         help="tokenizer by name, a tokenizer.json, or a directory with tokenizer files",
     )
     parser.add_argument("--eod-token", metavar="TOKEN", help="token at the end of a document")
+    parser.add_argument(
+        "--chat", action="store_true", help="without --prompts: each line is a message of the user in a chat"
+    )
     parser.add_argument("--chat-template", metavar="FILE", help="default: the tokenizer's")
     parser.add_argument("--chat-template-name", metavar="NAME", help="one of several templates")
     parser.add_argument(
