@@ -104,7 +104,16 @@ def test_adapters_of_another_run_are_continued_or_started_from(
     assert started.steps[0][1] < single_lora.steps[0][1]
 
 
-@pytest.mark.parametrize("change", ["other base", "no adapters", "no finetune", "other rank", "other alpha"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "other base",
+        "no adapters",
+        pytest.param("no finetune", marks=SLOW),
+        pytest.param("other rank", marks=SLOW),
+        "other alpha",
+    ],
+)
 def test_what_does_not_fit_is_refused(
     change: str, corpus: str, single_llama: Run, single_lora: Run, tmp_path: Path
 ) -> None:
