@@ -32,6 +32,7 @@ PROCESS_FOLDERS = tuple(f"{TESTS}/{name}/" for name in ("check", "enroot", "inst
 
 WITH_TRANSFORMERS = (
     "tests/cli/test_conversion.py",
+    "tests/examples/test_trl.py",
     "tests/trainer/evaluate/",
     "tests/trainer/huggingface/",
     "tests/trainer/inference/",

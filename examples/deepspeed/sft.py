@@ -1,8 +1,8 @@
-"""Fine-tune a chat model with TRL and DeepSpeed on conversations in JSON Lines, fully or with LoRA (PEFT).
+"""Fine-tune a chat model with TRL and DeepSpeed on chats that hpcgen prepared, fully or with LoRA (PEFT).
 
-Each line of the data is {"messages": [{"role": "user", "content": "..."}, ...]}. The model is trained on the answers of
-the role assistant only. The program saves checkpoints, stops after SIGUSR1, resumes, and writes the model, or with LoRA
-its adapter, to DIRECTORY/model at the end. One process per GPU; see README.md.
+The data is a directory of `hpcgen data export`: token IDs with a mask of the answers, which are all that is learned.
+The program saves checkpoints, stops after SIGUSR1, resumes, and writes the model, or with LoRA its adapter, to
+DIRECTORY/model at the end. One process per GPU; see README.md.
 """
 
 from __future__ import annotations
@@ -13,26 +13,64 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from datasets import Dataset, load_dataset
+from datasets import load_dataset
 from peft import LoraConfig
-from transformers import (
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import SFTConfig, SFTTrainer
-
-IGNORED = -100
-"""Label of a token that the model is not trained to predict."""
 
 
 def main() -> None:
     """Train until --steps, or until the signal."""
     options = parse_options()
-    stop = StopSignal()
+    trainer = build_trainer(options, StopSignal())
+    trainer.train(resume_from_checkpoint=newest_checkpoint(Path(trainer.args.output_dir)))
+    if trainer.state.global_step >= options.steps:
+        trainer.save_model(str(options.directory / "model"))
+        if trainer.is_world_process_zero():
+            (options.directory / "done").touch()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--deepspeed_config", required=True, help="DeepSpeed's JSON file")
+    parser.add_argument(
+        "--model", type=Path, required=True, help="directory of a Hugging Face model and tokenizer"
+    )
+    parser.add_argument("--data", type=Path, required=True, help="directory of exported chats")
+    parser.add_argument(
+        "--directory", type=Path, required=True, help="directory for checkpoints and the result"
+    )
+    parser.add_argument("--steps", type=int, required=True, help="number of optimizer steps")
+    parser.add_argument("--micro-batch-size", type=int, default=1, help="chats per GPU in a microbatch")
+    parser.add_argument("--gradient-accumulation-steps", type=int, default=1, help="microbatches per step")
+    parser.add_argument("--lr", type=float, default=1e-5)
+    parser.add_argument("--max-length", type=int, default=2048, help="tokens after which a chat is cut")
+    parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
+    parser.add_argument(
+        "--lora-rank", type=int, help="train adapters of this rank and keep the model's weights"
+    )
+    parser.add_argument("--activation-checkpointing", action="store_true", help="recompute activations")
+    parser.add_argument("--fp32", action="store_true", help="train in fp32, for CPUs")
+    parser.add_argument("--seed", type=int, default=1234)
+    return parser.parse_args()
+
+
+def build_trainer(options: argparse.Namespace, stop: StopSignal) -> SFTTrainer:
+    """TRL's trainer. It leaves out chats of which no answer begins in the first --max-length tokens.
+
+    Raises:
+        SystemExit: the data has no mask of the answers, or no answer is left.
+    """
+    chats = load_dataset("parquet", data_files=str(options.data / "**/*.parquet"), split="train")
+    if "assistant_masks" not in chats.column_names:
+        raise SystemExit(
+            f"{options.data} has no column assistant_masks: export pairs of chats (data.corpus.chat)"
+        )
     config = SFTConfig(
         output_dir=str(options.directory / "checkpoints"),
         deepspeed=options.deepspeed_config,  # fills each "auto" in this file from the arguments here
@@ -56,98 +94,16 @@ def main() -> None:
     trainer = SFTTrainer(
         model=str(options.model),
         args=config,
-        train_dataset=load_answers(options, config),
+        train_dataset=chats,
         peft_config=lora(options.lora_rank) if options.lora_rank else None,
         callbacks=[stop],
     )
-    trainer.train(resume_from_checkpoint=newest_checkpoint(Path(config.output_dir)))
-    if trainer.state.global_step >= options.steps:
-        trainer.save_model(str(options.directory / "model"))
-        if trainer.is_world_process_zero():
-            (options.directory / "done").touch()
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def parse_options() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--deepspeed_config", required=True, help="DeepSpeed's JSON file")
-    parser.add_argument(
-        "--model", type=Path, required=True, help="directory of a Hugging Face model and tokenizer"
-    )
-    parser.add_argument("--data", type=Path, required=True, help="conversations in JSON Lines")
-    parser.add_argument(
-        "--directory", type=Path, required=True, help="directory for checkpoints and the result"
-    )
-    parser.add_argument("--steps", type=int, required=True, help="number of optimizer steps")
-    parser.add_argument(
-        "--micro-batch-size", type=int, default=1, help="conversations per GPU in a microbatch"
-    )
-    parser.add_argument("--gradient-accumulation-steps", type=int, default=1, help="microbatches per step")
-    parser.add_argument("--lr", type=float, default=1e-5)
-    parser.add_argument(
-        "--max-length", type=int, default=2048, help="tokens after which a conversation is cut"
-    )
-    parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
-    parser.add_argument(
-        "--lora-rank", type=int, help="train adapters of this rank and keep the model's weights"
-    )
-    parser.add_argument("--activation-checkpointing", action="store_true", help="recompute activations")
-    parser.add_argument("--fp32", action="store_true", help="train in fp32, for CPUs")
-    parser.add_argument("--seed", type=int, default=1234)
-    return parser.parse_args()
-
-
-def load_answers(options: argparse.Namespace, config: SFTConfig) -> Dataset:
-    """The conversations as tokens and labels, without those that have no answer in the first --max-length tokens."""
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    conversations = load_dataset("json", data_files=str(options.data), split="train")
-
-    def label(example: dict, index: int) -> dict[str, list[int]]:
-        try:
-            return label_answers(tokenizer, example["messages"], options.max_length)
-        except ValueError as error:
-            raise SystemExit(f"conversation {index + 1} of {options.data}: {error}") from error
-
-    with config.main_process_first():  # the other processes read its cache
-        labeled = conversations.map(label, with_indices=True, remove_columns=conversations.column_names)
-        answers = labeled.filter(lambda example: any(label != IGNORED for label in example["labels"]))
-    if config.process_index == 0:
-        print(f"{len(answers)} of {len(conversations)} conversations have an answer to train on", flush=True)
-    if not len(answers):
-        raise SystemExit("there is nothing to train on; check the roles and --max-length")
-    return answers
-
-
-def label_answers(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict], max_length: int
-) -> dict[str, list[int]]:
-    """Tokens of a conversation, with labels for the answers.
-
-    An answer is what the chat template writes after the prompt for it. So the token at its end counts, and the role in
-    front does not. TRL's assistant_only_loss needs a template with {% generation %}, which published models lack.
-    """
-    tokens = tokenizer.apply_chat_template(messages, return_dict=False)
-    labels = [IGNORED] * len(tokens)
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        if number == 0:
-            raise ValueError("it begins with an answer. Put a question in front")
-        prompt = tokenizer.apply_chat_template(
-            messages[:number], add_generation_prompt=True, return_dict=False
-        )
-        answered = tokenizer.apply_chat_template(messages[: number + 1], return_dict=False)
-        if answered[: len(prompt)] != prompt or tokens[: len(answered)] != answered:
-            raise ValueError(
-                f"the chat template writes message {number + 1} in another way if others follow, so its tokens are "
-                "unknown. Use conversations that end with their first answer, or another template"
-            )
-        labels[len(prompt) : len(answered)] = answered[len(prompt) :]
-    return {"input_ids": tokens[:max_length], "labels": labels[:max_length]}
+    count = len(trainer.train_dataset)
+    if trainer.is_world_process_zero():
+        print(f"{count} of {len(chats)} chats have an answer in {options.max_length} tokens", flush=True)
+    if not count:
+        raise SystemExit("there is nothing to train on; raise --max-length")
+    return trainer
 
 
 def lora(rank: int) -> LoraConfig:

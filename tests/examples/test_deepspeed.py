@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import copy
-import importlib
-import itertools
 import json
 import math
 import re
 import struct
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +22,7 @@ from tests.examples.deepspeed import (
     run_python,
     run_ranks,
 )
+from tests.examples.exports import export_pair
 
 RUN_FILES = sorted(EXAMPLES.glob("*.yaml"))
 MAKE_MODEL = """\
@@ -74,110 +68,6 @@ def test_pretraining_files_differ_only_in_what_their_names_say() -> None:
         texts[name] = [line for line in body.splitlines() if not any(word in line for word in skipped)]
     assert len(texts) == 6
     assert all(lines == texts["zero1"] for lines in texts.values())
-
-
-# ==== the labels of sft.py, without TRL ====
-
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-LLAMA3 = (
-    "{% for message in messages %}{% if loop.first %}<|begin|>{% endif %}"
-    "<|start|>{{ message.role }}<|end_header|>\n\n{{ message.content | trim }}<|eot|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant<|end_header|>\n\n{% endif %}"
-)
-REASONING = CHATML.replace(
-    "{{ message.content }}",
-    "{% if message.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ message.content }}",
-)
-"""Only the last answer has its reasoning, as with Qwen3."""
-TALK = [
-    ("system", "Be brief."),
-    ("user", "What is 2 plus 2?"),
-    ("assistant", " 4. "),
-    ("user", "And 3?"),
-    ("assistant", "6."),
-]
-
-
-@pytest.fixture(scope="module")
-def label_answers() -> Callable[..., dict[str, list[int]]]:
-    """The function of sft.py. Importing the file needs TRL."""
-    tree = ast.parse((EXAMPLES / "sft.py").read_text(encoding="utf-8"))
-    names = ("IGNORED", "label_answers")
-    parts = [
-        node
-        for node in tree.body
-        if getattr(node, "name", None) in names
-        or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in names)
-    ]
-    annotations = ast.parse("from __future__ import annotations").body
-    namespace: dict[str, Any] = {}
-    exec(compile(ast.Module([*annotations, *parts], []), "sft.py", "exec"), namespace)
-    return namespace["label_answers"]
-
-
-@pytest.fixture(scope="module")
-def byte_tokenizer() -> Any:
-    pytest.importorskip("transformers")
-    sys.path.insert(0, str(EXAMPLES))
-    try:
-        return importlib.import_module("tiny_chat_model").byte_tokenizer()
-    finally:
-        sys.path.remove(str(EXAMPLES))
-
-
-def messages(talk: list[tuple[str, str]]) -> list[dict[str, str]]:
-    return [{"role": role, "content": content} for role, content in talk]
-
-
-@pytest.mark.filterwarnings("ignore")  # transformers
-@pytest.mark.parametrize(
-    ("template", "answers"),
-    [
-        (None, [" 4. <|end|>", "6.<|end|>"]),
-        (CHATML, [" 4. <|im_end|>\n", "6.<|im_end|>\n"]),
-        (LLAMA3, ["4.<|eot|>", "6.<|eot|>"]),
-    ],
-    ids=["tiny", "chatml", "llama3"],
-)
-def test_fine_tuning_counts_the_answers_only(
-    template: str | None, answers: list[str], byte_tokenizer: Any, label_answers: Any
-) -> None:
-    tokenizer = copy.deepcopy(byte_tokenizer)
-    tokenizer.chat_template = template or tokenizer.chat_template
-    found = label_answers(tokenizer, messages(TALK), 1000)
-    assert found["input_ids"] == tokenizer.apply_chat_template(messages(TALK), return_dict=False)
-    assert len(found["labels"]) == len(found["input_ids"])
-    runs = [
-        tokenizer.decode([token for _, token in group])
-        for counts, group in itertools.groupby(
-            zip(found["labels"], found["input_ids"], strict=True), key=lambda pair: pair[0] != -100
-        )
-        if counts
-    ]
-    assert runs == answers
-    assert all(
-        label in (-100, token) for label, token in zip(found["labels"], found["input_ids"], strict=True)
-    )
-    cut = label_answers(tokenizer, messages(TALK), 9)
-    assert (len(cut["input_ids"]), set(cut["labels"])) == (9, {-100})
-
-
-@pytest.mark.filterwarnings("ignore")  # transformers
-def test_answers_that_a_template_writes_in_two_ways_are_refused(
-    byte_tokenizer: Any, label_answers: Any
-) -> None:
-    tokenizer = copy.deepcopy(byte_tokenizer)
-    tokenizer.chat_template = REASONING
-    found = label_answers(tokenizer, messages(TALK[:3]), 1000)
-    counted = [label for label in found["labels"] if label != -100]
-    assert tokenizer.decode(counted) == "<think>\n\n</think>\n\n 4. <|im_end|>\n"
-    with pytest.raises(ValueError, match="writes message 3 in another way if others follow"):
-        label_answers(tokenizer, messages(TALK), 1000)
-    with pytest.raises(ValueError, match="begins with an answer"):
-        label_answers(tokenizer, messages(TALK[2:]), 1000)
 
 
 # ==== the programs; these need DEEPSPEED_PYTHON ====
@@ -266,6 +156,7 @@ def test_fine_tuning_lowers_the_loss_and_resumes(
     stage: int, options: tuple[str, ...], tmp_path: Path
 ) -> None:
     assert run_python("tiny_chat_model.py", tmp_path).returncode == 0
+    export_pair(tmp_path / "conversations.jsonl", tmp_path / "model", tmp_path, "--chat")
     config = tmp_path / "config.json"
     automatic = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
     zero = {"stage": stage, "stage3_gather_16bit_weights_on_model_save": stage == 3}
@@ -278,7 +169,7 @@ def test_fine_tuning_lowers_the_loss_and_resumes(
     )
     command = [
         *("sft.py", f"--deepspeed_config={config}", f"--model={tmp_path / 'model'}", "--fp32", "--lr=1e-2"),
-        *(f"--data={tmp_path / 'conversations.jsonl'}", f"--directory={tmp_path / 'out'}"),
+        *(f"--data={tmp_path / 'export'}", f"--directory={tmp_path / 'out'}"),
         *("--micro-batch-size=4", "--max-length=128", "--save-every=6", *options),
     ]
     first = run_ranks(2, tmp_path / "first", *command, "--steps=6")
