@@ -37,7 +37,7 @@ def export_adapter(checkpoint: Path, destination: Path, options: Options, report
         raise TrainerError(f"{checkpoint} has no adapters, but a complete model. Export it without --adapter")
     adapters = StoredAdapters(checkpoint, source.lora, source.model)
     modules = list(peft_modules(family, source.model, adapters.linears))
-    _check_names(modules, family)
+    check_names(modules, family)
     base = options.base_model or source.huggingface_origin.get("name")
     dtype = DTYPES[options.dtype] if options.dtype else adapters.dtype
     with new_directory(destination) as directory:
@@ -107,11 +107,14 @@ def _number(value: float) -> float | int:
     return int(value) if value == int(value) else value
 
 
-def _check_names(modules: Sequence[PeftModule], family: Family) -> None:
+def check_names(modules: Sequence[PeftModule], family: Family) -> None:
     """Check that PEFT can tell the adapters of experts from others.
 
     transformers stacks the experts of a layer, and PEFT converts adapters of separate experts by the last part of their
     names. It would convert other modules with these names too.
+
+    Raises:
+        TrainerError: other modules have such names.
     """
     of_experts = {module.kind for module in modules if module.expert is not None}
     others = [module.name for module in modules if module.expert is None and module.kind in of_experts]

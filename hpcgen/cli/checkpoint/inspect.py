@@ -142,7 +142,10 @@ def _origin_of_weights(record: Mapping[str, Any]) -> tuple[str, str]:
         of = Path(averaged[-1]["path"]).parent
         what = "the mean of iterations" if len(averaged) > 1 else "the moving average of iteration"
         return "averaged", f"{moment(record['time'])}, {what} {iterations} of {of}"
-    origin = record.get("origins", {}).get("huggingface", {})
+    origins = record.get("origins", {})
+    if peft := origins.get("peft"):
+        return "imported", f"{moment(record['time'])} from {peft['name']} (PEFT)"
+    origin = origins.get("huggingface", {})
     return "imported", f"{moment(record['time'])} from {origin.get('name')} ({origin.get('family')})"
 
 

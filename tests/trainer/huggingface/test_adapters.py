@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,22 +14,29 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from tests.selection import select
+from tests.trainer.huggingface.models import CASES as MODELS
 from tests.trainer.huggingface.models import (
+    VOCAB_SIZE,
     adapter_logits,
     huggingface_logits,
     prompts,
     save_adapter,
     save_model,
+    transformers_process,
     weights,
 )
 from tests.trainer.runs import LLAMA, Run, finished, gpt_config
 from trainer.contract.errors import TrainerError
+from trainer.contract.families.huggingface import model_of
 from trainer.contract.files.checkpoint_files import read_record
-from trainer.huggingface.adapter_exporting import export_adapter
+from trainer.contract.model.adapters import linears
+from trainer.huggingface import check
+from trainer.huggingface.adapter_exporting import check_names, export_adapter
 from trainer.huggingface.adapter_importing import import_adapter
 from trainer.huggingface.check import TOLERANCE, trainer_logits
 from trainer.huggingface.exporting import Options, export
 from trainer.huggingface.importing import import_model
+from trainer.huggingface.peft_modules import peft_modules
 from trainer.huggingface.source import read_source
 
 pytestmark = pytest.mark.process
@@ -279,3 +287,71 @@ def test_a_merged_model_is_rounded_once(llama: Base, query_adapter: Path, tmp_pa
     assert merged.keys() == before.keys()
     kept = [each for each in merged if "q_proj" not in each and "o_proj" not in each]
     assert all(torch.equal(merged[each], before[each]) for each in kept)
+
+
+@pytest.mark.parametrize("case", select(["qwen3-moe", "mixtral"], {"qwen3-moe"}))
+def test_adapters_of_experts_are_exported_and_merged(case: str, tmp_path: Path) -> None:
+    """Two ranks train them. PEFT reads one adapter for each expert, and stacks them."""
+    base = imported_base(case, tmp_path)
+    config = lora_config("", tmp_path / "run", base.checkpoint.parent)
+    config |= {
+        "model": read_record(base.checkpoint)["model"] | {"seq_length": 64},
+        "parallelism": {"expert_model_parallel_size": 2},
+        "world_size": 2,
+        "data": {"mock": True, "num_workers": 0},
+    }
+    checkpoint = finished(config).checkpoints / "iter_0000002"
+    expected = trainer_logits(read_source(checkpoint), prompts())[..., :VOCAB_SIZE]
+    assert_changed_logits(huggingface_logits(base.original), expected)
+    export(checkpoint, tmp_path / "merged", Options(), ignore)
+    assert_equal_logits(huggingface_logits(tmp_path / "merged"), expected)
+    export_adapter(checkpoint, tmp_path / "adapter", Options(), ignore)
+    assert_equal_logits(adapter_logits(base.original, tmp_path / "adapter"), expected)
+    import_adapter(tmp_path / "adapter", base.checkpoint, tmp_path / "again", ignore)
+    again = trainer_logits(read_source(tmp_path / "again/iter_0000000"), prompts())
+    assert torch.equal(again[..., :VOCAB_SIZE], expected)
+
+
+def test_experts_next_to_dense_layers_are_only_merged() -> None:
+    """PEFT would take adapters of dense layers for those of experts."""
+    shape = MODELS["qwen3-moe-with-dense-layers"][1]
+    family, model = model_of({"model_type": "qwen3_moe", **shape})
+    modules = list(peft_modules(family, model, list(linears(model))))
+    with pytest.raises(TrainerError, match=r"from those of model\.layers\.1\.mlp\.gate_proj"):
+        check_names(modules, family)
+
+
+def test_the_checks_find_a_wrong_export(llama: Base, query_adapter: Path, tmp_path: Path) -> None:
+    import_adapter(query_adapter, llama.checkpoint, tmp_path / "adapters", ignore)
+    checkpoint = tmp_path / "adapters/iter_0000000"
+    export_adapter(checkpoint, tmp_path / "adapter", Options(), ignore)
+    export(checkpoint, tmp_path / "merged", Options(dtype="bf16"), ignore)
+    for done in checked(checkpoint, tmp_path, llama.original):
+        assert done.startswith("checked: the logits of 4 prompts differ from the checkpoint's by at most")
+    config = tmp_path / "adapter/adapter_config.json"
+    config.write_text(config.read_text().replace('"lora_alpha": 8', '"lora_alpha": 9'))
+    file = tmp_path / "merged/model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.3.self_attn.o_proj.weight"
+    save_file(tensors | {name: tensors[name].flip(0)}, file, metadata={"format": "pt"})
+    for failed in checked(checkpoint, tmp_path, llama.original):
+        assert failed.startswith("the logits of the export differ from the checkpoint's by")
+
+
+def checked(checkpoint: Path, directory: Path, base: Path) -> tuple[str, str]:
+    """What the checks of both exports say, in the process of transformers."""
+    return transformers_process().submit(_checked, checkpoint, directory, base).result()
+
+
+def _checked(checkpoint: Path, directory: Path, base: Path) -> tuple[str, str]:
+    def said(compare: Callable[[], str]) -> str:
+        try:
+            return compare()
+        except TrainerError as error:
+            return str(error)
+
+    source = read_source(checkpoint)
+    return (
+        said(lambda: check.compare(source, directory / "merged")),
+        said(lambda: check.compare_adapter(source, directory / "adapter", str(base))),
+    )

@@ -54,7 +54,7 @@ def mismatch(
         alpha, saved = lora.rank if lora.alpha is None else lora.alpha, record["lora"]["alpha"]
         if weights_only and alpha != saved:
             reason = (
-                f"is {alpha:g}, but the adapters in {path} have {saved:g}, and would compute something else"
+                f"differs from {saved:g}, that of the adapters in {path}, which would compute something else"
             )
             return Problem("lora.alpha", reason, f"set it to {saved:g}")
         return None
