@@ -122,7 +122,7 @@ def open_answers(config: TrainerConfig, run: RunDirectory, iteration: int, log: 
     if settings is None or settings.prompts is None:
         return None
     tokenizer = load_tokenizer(settings.tokenizer or "", settings.eod_token)
-    tokenizer.check_fits(config.model.vocab_size or config.model.padded_vocab_size or 0)
+    tokenizer.check_fits(config.model.num_tokens)
     path = settings.prompts
     found = at_rank_0(lambda: _read_prompts(path, settings), Path(path))
     prompts = found.texts

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy
 import pytest
 
 from tests.trainer.runs import EOD, LLAMA, QWEN, Run, finished, free_port, gpt_config, write_corpus
+from trainer.contract.code import code_loading
 from trainer.distributed import device
 
 with warnings.catch_warnings():  # megatron.core warns at import of each CUDA library that is not there
@@ -38,6 +41,26 @@ def process_groups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process
 def mtp_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the number of MTP layers of earlier models, which Core keeps for the process."""
     monkeypatch.setattr(MTPLossLoggingHelper, "tracker", {})
+
+
+@pytest.fixture
+def code_of_this_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forgets the user's code that a test loads. Later tests of the same process may give its names to other files."""
+    path, finders, modules = sys.path.copy(), sys.meta_path.copy(), set(sys.modules)
+    monkeypatch.setattr(code_loading, "_FINDER", code_loading._Finder())
+    yield
+    sys.path[:], sys.meta_path[:] = path, finders
+    for name in sys.modules.keys() - modules:
+        if not _is_installed(sys.modules[name]):
+            del sys.modules[name]
+
+
+def _is_installed(module: ModuleType) -> bool:
+    """True for modules of libraries, of the trainer and of the tests. Importing these again costs seconds."""
+    if module.__name__.partition(".")[0] in ("hpcgen", "tests", "trainer"):
+        return True
+    places = [getattr(module, "__file__", None) or "", *(getattr(module, "__path__", None) or ())]
+    return not any(places) or any(place.startswith((sys.prefix, sys.base_prefix)) for place in places)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import py_compile
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,15 +16,7 @@ from trainer.contract.code.code_record import CodeRecord
 from trainer.contract.config import ConfigError
 from trainer.contract.resuming.change import Change
 
-
-@pytest.fixture(autouse=True)
-def modules_of_this_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    path, finders, modules = sys.path.copy(), sys.meta_path.copy(), set(sys.modules)
-    monkeypatch.setattr(code_loading, "_FINDER", code_loading._Finder())
-    yield
-    sys.path[:], sys.meta_path[:] = path, finders
-    for name in sys.modules.keys() - modules:
-        del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("code_of_this_test")
 
 
 def write(file: Path, text: str) -> Path:

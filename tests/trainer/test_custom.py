@@ -13,7 +13,7 @@ from tests.trainer.runs import DEEPSEEK, LLAMA, MOE, ROOT, TWO_LAYERS, Run, fini
 from trainer.contract.errors import TrainerError
 from trainer.model.experts import Router
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("code_of_this_test")]
 
 EXAMPLES = ("custom_layers.py", "custom_model.py", "cosine_restarts.py")
 

@@ -25,7 +25,7 @@ from trainer.model.build import build_model
 pytestmark = [
     pytest.mark.process,
     pytest.mark.filterwarnings("ignore:.*:UserWarning:megatron", "ignore:.*:DeprecationWarning"),
-    pytest.mark.usefixtures("mtp_losses"),
+    pytest.mark.usefixtures("code_of_this_test", "mtp_losses"),
 ]
 
 

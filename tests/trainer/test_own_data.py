@@ -24,7 +24,7 @@ from trainer.data.own import MapSamples, Position, Provider, Refused, StreamSamp
 from trainer.data.own_run import NEW, Saved, open_own
 from trainer.data.own_samples import OWN_POSITIONS, Form
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("code_of_this_test")]
 
 EXAMPLE = Path(__file__).parents[2] / "examples/custom_dataset.py"
 

@@ -15,6 +15,8 @@ from trainer.contract.config import OptimizerConfig
 from trainer.contract.errors import TrainerError
 from trainer.optimizer.schedule import Schedule
 
+pytestmark = pytest.mark.usefixtures("code_of_this_test")
+
 PEAK, LEAST, WARMUP, END, TAIL = 1e-3, 1e-4, 10, 110, 20
 
 

@@ -85,7 +85,7 @@ def prepare(config: EvaluationConfig, log: LogLine) -> Work:
     checkpoints = collect(_choose, config, log) or []
     # The checkpoints of a run have one model.
     model = collect(model_config, config, checkpoints[0]) if checkpoints else None
-    vocab_size = _vocab_size(model) if model else MAX_VOCAB_SIZE
+    vocab_size = model.model.num_tokens if model else MAX_VOCAB_SIZE
     settings = config.settings
     for index, data in enumerate(settings.data):
         collect(
@@ -130,7 +130,3 @@ def _check_tokenizer(config: EvaluationConfig, vocab_size: int) -> None:
             f"the tokenizer {tokenizer.name} names no end-of-document token, which {KEY} needs: it precedes a text "
             "without context and ends an answer. Set eod_token"
         )
-
-
-def _vocab_size(model: TrainerConfig) -> int:
-    return model.model.vocab_size or model.model.padded_vocab_size or 0

@@ -59,7 +59,7 @@ class Model:
     @property
     def vocab_size(self) -> int:
         """Number of tokens, without padding."""
-        return self.config.model.vocab_size or self.config.model.padded_vocab_size or 0
+        return self.config.model.num_tokens
 
     @property
     def max_length(self) -> int:

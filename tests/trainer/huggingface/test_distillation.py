@@ -20,6 +20,7 @@ from trainer.contract.code import code_loading
 from trainer.model.build import build_model
 
 pytestmark = [
+    pytest.mark.usefixtures("code_of_this_test"),
     pytest.mark.process,
     pytest.mark.filterwarnings("ignore"),  # Megatron-Core warns about its own defaults
 ]

@@ -23,7 +23,10 @@ from trainer.inference.model import Model
 from trainer.inference.start import open_groups
 from trainer.model import layers
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("code_of_this_test"),
+]  # Megatron-Core warns about its own defaults
 
 
 @pytest.fixture(scope="module", autouse=True)

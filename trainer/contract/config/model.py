@@ -172,3 +172,11 @@ class ModelConfig:
     `file.py:function`."""
     model_provider: FunctionPath | None = None
     """Custom model to use in place of Megatron-Core's GPTModel, as `package.module:class` or `file.py:class`."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the vocabulary, without the rows that pad the embedding.
+
+        All rows of the embedding if vocab_size is not known. 0 before either is known.
+        """
+        return self.vocab_size or self.padded_vocab_size or 0
