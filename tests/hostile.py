@@ -141,6 +141,9 @@ case "${0##*/} $*" in
 esac 2>/dev/null
 exit 0
 """
+MODULE = """module() { { printf '%s\\0' module "$@"; printf '\\n\\0'; } >>"$CALLS"; }
+"""
+"""File of a module system. What is installed on this machine knows no module of a hostile name."""
 REPLACED = ("srun", "scontrol", "squeue", "chmod", "mkdir", "mv", "rm", "timeout")
 
 
@@ -173,6 +176,8 @@ def run_script(script: str, directory: Path, run_dir: str, secrets: Sequence[str
     for name in REPLACED:
         (programs / name).write_text(STAND_IN)
         (programs / name).chmod(stat.S_IRWXU)
+    (programs / "init").mkdir(exist_ok=True)
+    (programs / "init" / "bash").write_text(MODULE)
     if Path(run_dir).is_relative_to(directory):
         for job in ("77", "77_0"):
             Path(run_dir, "jobs", job, "nodes-0").mkdir(parents=True, exist_ok=True)
@@ -183,7 +188,7 @@ def run_script(script: str, directory: Path, run_dir: str, secrets: Sequence[str
         **{"PATH": f"{programs}:/usr/bin:/bin", "CALLS": str(directory / "calls"), "HOME": str(programs)},
         **{"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node-1", "SLURMD_NODENAME": "node-1"},
         **{"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "0"},
-        **{"LC_ALL": "C.UTF-8", "NCCL_X": "leak"},
+        **{"LC_ALL": "C.UTF-8", "NCCL_X": "leak", "MODULESHOME": str(programs)},
         **dict.fromkeys(secrets, "hunter2"),
     }
     found = subprocess.run(

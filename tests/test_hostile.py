@@ -254,6 +254,8 @@ def require_carried(found: Plan, stage: str, ran: Recording) -> None:
     for variable in planned_stage.environment:
         assert ran.environment[variable.name] == variable.value
     assert "NCCL_X" not in ran.environment
+    for name in cluster.modules:
+        assert ran.call("module", name) == ("module", "load", name)
     required = planned_stage.required_everywhere()
     prepare = ran.call("srun", "make_node_scratch")
     assert prepare[prepare.index("make_node_scratch") + 1] == f"{cluster.scratch}/hpcgen-slurm-77"
