@@ -40,7 +40,7 @@ from trainer.huggingface.source import Source, read_source
 from trainer.huggingface.torch_dist import WeightsWriter
 from trainer.metrics.versions import distribution_version
 
-NUMBERS = {"r": int, "lora_alpha": (int, float), "lora_dropout": (int, float)}
+NUMBERS: dict[str, tuple[type, ...]] = {"r": (int,), "lora_alpha": (int, float), "lora_dropout": (int, float)}
 """Keys of adapter_config.json that are numbers, and their types."""
 
 CARRIED = {
@@ -57,7 +57,7 @@ CARRIED = {
         "auto_mapping",
         "runtime_config",
     ),
-    *("fan_in_fan_out", "megatron_core", "qalora_group_size", "ensure_weight_tying"),
+    *("eva_config", "fan_in_fan_out", "megatron_core", "qalora_group_size", "ensure_weight_tying"),
 }
 """Keys of adapter_config.json that may have other values than null, false, "none" and empty ones."""
 
@@ -65,6 +65,9 @@ PLAIN_INITIALIZATIONS = (None, True, False, "gaussian", "orthogonal", "eva")
 """Values of init_lora_weights that leave the weights of the base model as they are."""
 
 MAX_WEIGHTS_NAMED = 3
+
+MAX_NUMBER = 1e9
+"""Limit of the numbers in adapter_config.json. Larger ones are not meant, and would overflow."""
 
 
 @dataclass(frozen=True)
@@ -164,16 +167,13 @@ def _problems(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"task_type = {shown(document['task_type'])} is not supported; only CAUSAL_LM is"
     for key, types in NUMBERS.items():
         value = document.get(key, 0.0 if key == "lora_dropout" else None)
-        valid = isinstance(value, types) and not isinstance(value, bool) and math.isfinite(value)
-        if not valid or (value <= 0 if key != "lora_dropout" else not 0 <= value < 1):
+        is_valid = _is_positive(value, types) or (key == "lora_dropout" and value == 0)
+        if not is_valid or (key == "lora_dropout" and value >= 1):
             yield f"{key} = {shown(value)} is not a valid number"
     for key in ("rank_pattern", "alpha_pattern"):
-        types = int if key == "rank_pattern" else (int, float)
         pattern = document.get(key) or {}
-        if not isinstance(pattern, dict) or not all(
-            isinstance(value, types) and not isinstance(value, bool) and value > 0
-            for value in pattern.values()
-        ):
+        types = NUMBERS["r" if key == "rank_pattern" else "lora_alpha"]
+        if not isinstance(pattern, dict) or not all(_is_positive(each, types) for each in pattern.values()):
             yield f"{key} = {shown(pattern)} does not give a positive number for each module"
         elif regular := [name for name in pattern if not re.fullmatch(r"\^?[\w.-]+", name)]:
             yield f"{key} has regular expressions ({few(regular, 2)}); only names of modules are supported"
@@ -185,6 +185,10 @@ def _problems(document: Mapping[str, Any]) -> Iterator[str]:
     for key, value in document.items():
         if key not in CARRIED and value not in (None, False, "none", [], {}, ""):
             yield f"{key} = {shown(value)} is not supported. Merge the adapters with merge_and_unload of PEFT"
+
+
+def _is_positive(value: Any, types: tuple[type, ...]) -> bool:
+    return isinstance(value, types) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER
 
 
 def _matches(key: str, name: str) -> bool:
@@ -275,12 +279,12 @@ def _read(peft: PeftConfig, lora: LoraConfig, module: PeftModule, file: TensorFi
                 where=file.path,
             )
     a, b = (file.read(name).float() for name in names)
+    b = b * (peft.scale_of(module) / (lora.alpha / lora.rank))
     for name, matrix in zip(names, (a, b), strict=True):
         if not bool(matrix.isfinite().all()):
             raise TrainerError(f"{name} has numbers that are not finite", where=file.path)
-    factor = peft.scale_of(module) / (lora.alpha / lora.rank)
     padding = lora.rank - own
-    return torch.nn.functional.pad(a, (0, 0, 0, padding)), torch.nn.functional.pad(b * factor, (0, padding))
+    return torch.nn.functional.pad(a, (0, 0, 0, padding)), torch.nn.functional.pad(b, (0, padding))
 
 
 def _write_linear(

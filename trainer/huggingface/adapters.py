@@ -146,7 +146,12 @@ class MergedWeights:
         """
         tensor = self._base.read(weight, layer)
         linear = self._adapters.of_weight(weight, layer)
-        return tensor if linear is None else tensor.float() + self._adapters.delta(linear, weight.expert)
+        if linear is None:
+            return tensor
+        merged = tensor.float() + self._adapters.delta(linear, weight.expert)
+        if not bool(merged.isfinite().all()):
+            raise TrainerError(f"{linear.name} with its adapter has numbers that are not finite")
+        return merged
 
 
 Weights = StoredWeights | MergedWeights

@@ -215,7 +215,7 @@ def _converted(
 
     def convert(weight: Weight, layer: int) -> dict[str, torch.Tensor]:
         tensor = stored.read(weight, layer)
-        tensor = tensor if weight.form == "fp32" else tensor.to(dtype)
+        tensor = tensor if weight.form == "fp32" else _rounded(weight, tensor, dtype)
         parts = to_huggingface(weight, tensor, source.model)
         return {name.format(n=layer): with_own_storage(part) for name, part in parts.items()}
 
@@ -227,6 +227,18 @@ def _converted(
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+
+
+def _rounded(weight: Weight, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`tensor` in another data type.
+
+    Raises:
+        TrainerError: it has numbers that are too large for fp16.
+    """
+    rounded = tensor.to(dtype)
+    if dtype is torch.float16 and tensor.dtype is not dtype and not bool(rounded.isfinite().all()):
+        raise TrainerError(f"{weight.core} has numbers that are too large for fp16. Export with --dtype bf16")
+    return rounded
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:

@@ -200,6 +200,12 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "changed weights": ({"init_lora_weights": "pissa"}, "changes the weights of the base model"),
     "a regular expression": ({"rank_pattern": {"(a+)+$": 2}}, "only names of modules are supported"),
     "no rank": ({"r": True}, "r = True is not a valid number"),
+    "a number that is not meant": ({"lora_alpha": 10**400}, "is not a valid number"),
+    "no number": (
+        {"alpha_pattern": {"q_proj": float("inf")}},
+        "does not give a positive number for each module",
+    ),
+    "no dropout": ({"lora_dropout": 1.0}, "lora_dropout = 1.0 is not a valid number"),
     "two mistakes": (
         {"use_dora": True, "lora_alpha": "x"},
         "lora_alpha = 'x' is not a valid number; use_dora",
@@ -272,6 +278,22 @@ def test_files_that_are_not_adapters_of_the_base_model_are_refused(
 def test_a_checkpoint_without_adapters_is_no_adapter(llama: Base, tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match="has no adapters, but a complete model"):
         export_adapter(llama.checkpoint, tmp_path / "exported", Options(), ignore)
+
+
+def test_sums_that_overflow_are_refused(llama: Base, query_adapter: Path, tmp_path: Path) -> None:
+    """An inf in a merged weight would make every logit NaN."""
+    copied = Path(shutil.copytree(query_adapter, tmp_path / "copied"))
+    tensors = load_file(copied / "adapter_model.safetensors")
+    for scale, dtype, expected in (
+        (1e30, None, "with its adapter has numbers that are not finite"),
+        (1e3, "fp16", "has numbers that are too large for fp16"),
+    ):
+        scaled = {name: tensor * scale for name, tensor in tensors.items()}
+        save_file(scaled, copied / "adapter_model.safetensors")
+        import_adapter(copied, llama.checkpoint, tmp_path / str(scale), ignore)
+        with pytest.raises(TrainerError, match=expected):
+            export(tmp_path / str(scale) / "iter_0000000", tmp_path / "merged", Options(dtype=dtype), ignore)
+        assert not (tmp_path / "merged").exists()
 
 
 def test_a_merged_model_is_rounded_once(llama: Base, query_adapter: Path, tmp_path: Path) -> None:
