@@ -70,6 +70,7 @@ def _of_results(names: Sequence[str], runs: Sequence[Run]) -> Iterator[str]:
                     "tokens": each.tokens,
                     "window": each.seq_length,
                     "separate documents": each.separate_documents,
+                    "answers only": each.answers_only,
                     **limit,
                 }
                 for each in (newest.data if newest else ())

@@ -108,7 +108,10 @@ class TextResult:
     seq_length: int
     """Length of a window in tokens."""
     separate_documents: bool = False
-    """True if each document was predicted from its own tokens only, as in a training with data.reset_attention_mask."""
+    """True if each document was predicted from its own tokens only, as in a training with data.reset_attention_mask or
+    data.sft."""
+    answers_only: bool = False
+    """True for chats, of which only the answers are predicted."""
     seconds: float
 
 

@@ -173,7 +173,7 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         if packed is not None:
             self._packed = packed
             self._tokens = IndexedDataset(stream.prefix)
-            self._mask = _map_mask(stream.prefix)
+            self._mask = map_mask(stream.prefix)
 
     def __len__(self) -> int:
         return self._stream.length(self._order)
@@ -264,7 +264,7 @@ def _packing_index(split: str, prefix: str, documents: Documents, source: Source
 
 def _pack(prefix: str, documents: Documents, seq_length: int, packed: bool) -> tuple[numpy.ndarray, ...]:
     """The contents of the index files."""
-    corpus, mask = IndexedDataset(prefix), _map_mask(prefix)
+    corpus, mask = IndexedDataset(prefix), map_mask(prefix)
     lengths = numpy.asarray(corpus.sequence_lengths[documents.first : documents.end])
     start = int(corpus.index.sequence_pointers[documents.first]) // corpus.index.dtype_size
     kept, learned = (
@@ -309,7 +309,8 @@ def _kept_in_chunks(
         first, start = end, int(ends[end - 1])
 
 
-def _map_mask(prefix: str) -> numpy.ndarray:
+def map_mask(prefix: str) -> numpy.ndarray:
+    """The loss mask of a pair, mapped from its file [tokens]."""
     return numpy.memmap(mask_path(prefix), numpy.uint8, mode="r")
 
 

@@ -10,6 +10,9 @@ end-of-document tokens included, and its windows are the samples of the training
 separate (data.reset_attention_mask), each document is cut by itself. Its first token is then never predicted, since
 nothing that the model may read precedes it. A window is a row of a batch, padded at its end, so causal attention
 separates documents without a mask.
+
+A pair with a loss mask has chats. Each chat is cut by itself, and only the learned tokens of its answers are predicted,
+whatever the model was trained on. A model that was trained on chats reads texts document by document too.
 """
 
 from __future__ import annotations
@@ -27,8 +30,11 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from trainer.contract.config import BlendConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.evaluation import EvaluationData, TextResult
+from trainer.contract.files.loss_mask import LEARNED, has_mask
 from trainer.data import documents
+from trainer.data.chats import map_mask
 from trainer.data.corpora import open_corpus
+from trainer.data.kinds import CHATS
 from trainer.evaluate.progress import Progress
 from trainer.inference.model import Model
 
@@ -50,10 +56,20 @@ class Text:
     """First token of each window."""
     ends: numpy.ndarray
     """End of each window. Its last token is only predicted."""
+    separate_documents: bool
+    """True if no window has tokens of several documents."""
+    mask: numpy.ndarray | None = None
+    """Chats: 1 for each token of an answer, 0 for the others. None if all tokens are predicted."""
 
     def window(self, number: int) -> numpy.ndarray:
         """The tokens of a window."""
         return self.tokens[self.firsts[number] : self.ends[number]]
+
+    def is_target(self, number: int) -> numpy.ndarray:
+        """True for the targets of a window that count in the loss [length of the window - 1]."""
+        if self.mask is None:
+            return numpy.ones(self.ends[number] - self.firsts[number] - 1, dtype=bool)
+        return self.mask[self.firsts[number] + 1 : self.ends[number]] == LEARNED
 
     @property
     def lengths(self) -> numpy.ndarray:
@@ -83,7 +99,9 @@ def open_pair(data: EvaluationData, where: str, vocab_size: int, training: Blend
             model's end-of-document token although the model was trained to tell documents apart.
     """
     corpus = open_corpus(where, data.prefix, vocab_size)
-    if training.needs_eod:
+    if has_mask(data.prefix):
+        CHATS.check_pair(data.prefix, corpus, training)
+    elif training.needs_eod:
         assert training.eod_id is not None
         documents.require_ends(
             f"{where}: {data.prefix}",
@@ -110,8 +128,12 @@ def open_text(
     corpus = open_pair(data, where, vocab_size, training)
     # Core's index describes a .bin without gaps, so its sequences are one stream.
     tokens = numpy.memmap(Path(f"{data.prefix}.bin"), dtype=corpus.index.dtype, mode="r")
+    mask = map_mask(data.prefix) if has_mask(data.prefix) else None
+    separate = mask is not None or training.separates_documents
     ends = numpy.array([len(tokens)])
-    if training.reset_attention_mask:
+    if mask is not None or training.sft:
+        ends = corpus.sequence_lengths.cumsum(dtype=numpy.int64)[corpus.document_indices[1:] - 1]
+    elif separate:
         assert training.eod_id is not None
         ends = _document_ends(tokens, training.eod_id)
     starts = numpy.concatenate([[0], ends[:-1]])
@@ -120,7 +142,7 @@ def open_text(
     window = numpy.arange(len(document)) - (num_windows.cumsum() - num_windows)[document]
     firsts = starts[document] + window * seq_length
     lasts = numpy.minimum(firsts + seq_length + 1, ends[document])
-    return Text(tokens, seq_length, firsts[:limit], lasts[:limit])
+    return Text(tokens, seq_length, firsts[:limit], lasts[:limit], separate, mask)
 
 
 def _document_ends(tokens: numpy.ndarray, eod_id: int) -> numpy.ndarray:
@@ -147,7 +169,8 @@ def measure(
         for numbers in text.batches(batch_size)[replica::num_replicas]:
             windows = [text.window(number) for number in numbers]
             _require_known(windows, data, model.vocab_size)
-            totals += _batch_totals(model, windows)
+            is_target = [text.is_target(number) for number in numbers]
+            totals += _batch_totals(model, windows, is_target)
             progress.advance(num_replicas * sum(len(window) - 1 for window in windows))
     if torch.distributed.get_world_size() > 1:
         torch.distributed.all_reduce(totals)
@@ -161,20 +184,26 @@ def measure(
         tokens=int(tokens),
         sequences=len(text.firsts),
         seq_length=text.seq_length,
-        separate_documents=model.config.data.reset_attention_mask,
+        separate_documents=text.separate_documents,
+        answers_only=text.mask is not None,
         seconds=time.monotonic() - started,
     )
 
 
-def _batch_totals(model: Model, windows: Sequence[numpy.ndarray]) -> torch.Tensor:
-    """Sum of log-probabilities and number of tokens of some windows; zero on ranks that do not report."""
+def _batch_totals(
+    model: Model, windows: Sequence[numpy.ndarray], counts: Sequence[numpy.ndarray]
+) -> torch.Tensor:
+    """Sum of log-probabilities and number of tokens of some windows; zero on ranks that do not report.
+
+    `counts` tells for each window which targets count.
+    """
     training = model.config.data
     rows = torch.zeros(len(windows), max(map(len, windows)), dtype=torch.int64)
-    for row, window in zip(rows, windows, strict=True):
+    is_target = torch.zeros(len(windows), rows.shape[1] - 1, dtype=torch.bool)
+    for row, of_row, window, counting in zip(rows, is_target, windows, counts, strict=True):
         row[: len(window)] = torch.from_numpy(window.astype(numpy.int64))
+        of_row[: len(counting)] = torch.from_numpy(counting)
     inputs, targets = rows[:, :-1], rows[:, 1:]
-    lengths = torch.tensor([len(window) - 1 for window in windows])
-    is_target = torch.arange(inputs.shape[1]) < lengths[:, None]
     if training.eod_mask_loss:
         is_target &= inputs != training.eod_id
     chosen = (inputs, *is_target.nonzero(as_tuple=True), targets[is_target])

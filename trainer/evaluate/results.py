@@ -91,7 +91,10 @@ def summary(result: EvaluationResult) -> Iterable[str]:
 
 
 def _text_line(text: TextResult) -> str:
-    tokens = f"{counted(text.tokens, 'token')}{', separate documents' if text.separate_documents else ''}"
+    kind = "token of answers" if text.answers_only else "token"
+    kinds = "tokens of answers" if text.answers_only else "tokens"
+    separate = ", separate documents" if text.separate_documents and not text.answers_only else ""
+    tokens = f"{counted(text.tokens, kind, kinds)}{separate}"
     if text.loss is None or text.perplexity is None:
         return f"{text.name}: the loss is not finite ({tokens})"
     return f"{text.name}: loss {text.loss:.4f}, perplexity {text.perplexity:.3f} ({tokens})"

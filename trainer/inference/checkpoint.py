@@ -161,7 +161,7 @@ def inference_config(
 
 def _documents(record: Mapping[str, Any]) -> BlendConfig:
     """How the model was trained on documents. The record of an imported model does not say it."""
-    names = ("reset_attention_mask", "reset_position_ids", "eod_mask_loss", "eod_id")
+    names = ("sft", "reset_attention_mask", "reset_position_ids", "eod_mask_loss", "eod_id")
     recorded = record.get("data", {})
     return BlendConfig(mock=True, **{name: recorded[name] for name in names if name in recorded})
 

@@ -153,9 +153,10 @@ def require_beginning(model: TextModel, prompt: str) -> None:
         TrainerError: it was not.
     """
     if not model.follows_documents:
-        key = "reset_attention_mask" if model.config.data.reset_attention_mask else "eod_mask_loss"
+        data = model.config.data
+        key = data.separating_key if data.separates_documents else "data.eod_mask_loss"
         raise TrainerError(
-            f"{prompt} is empty, but the model was trained with data.{key} = true and has not learned to begin a text. "
+            f"{prompt} is empty, but the model was trained with {key} = true and has not learned to begin a text. "
             "Begin it with a word"
         )
 

@@ -70,7 +70,7 @@ class Model:
     @property
     def follows_documents(self) -> bool:
         """True if the model was trained to begin a document after the end of another document, and to see this end."""
-        return not (self.config.data.reset_attention_mask or self.config.data.eod_mask_loss)
+        return not (self.config.data.separates_documents or self.config.data.eod_mask_loss)
 
     @property
     def has_cache(self) -> bool:

@@ -12,6 +12,7 @@ import numpy
 import pytest
 import torch
 
+from tests.trainer.chat_pairs import chat_config, random_chats, write_chats
 from tests.trainer.document_runs import LENGTH, SEPARATE, documents_config, sample
 from tests.trainer.evaluate import parts
 from tests.trainer.runs import DEEPSEEK_V3, EOD, GPT, QWEN, Run, finished
@@ -102,6 +103,26 @@ def test_the_loss_is_that_of_validation_in_training(
     assert result.loss == pytest.approx(loss, rel=1e-6)
     assert result.tokens == sum(DOCUMENTS) - len(DOCUMENTS)
     assert result.separate_documents is bool(data.get("reset_attention_mask"))
+
+
+def test_the_loss_of_chats_is_that_of_validation_in_training(text: str, tmp_path: Path) -> None:
+    """Only answers are predicted, and chats do not see each other. A text has no loss mask, and no border of chats."""
+    chats = random_chats(12, seed=5)
+    held_out = write_chats(tmp_path / "held-out", chats)
+    config = chat_config(write_chats(tmp_path / "chats", random_chats(20)), tmp_path / "run", GPT | UNPADDED)
+    config["data"] |= {"valid": [{"prefix": held_out}], "sft_packing": False}
+    config["training"] |= {"train_iters": 2, "eval_interval": 2, "eval_iters": len(chats)}
+    config["training"] |= {"micro_batch_size": 1, "global_batch_size": 1}
+    run = finished(config)
+    [(_, _, loss)] = run.evaluations
+    for world_size in (1, 2):
+        result = evaluated(run, tmp_path / str(world_size), held_out, world_size)
+        assert result.loss == pytest.approx(loss, rel=1e-6)
+        assert result.tokens == sum(sum(mask[1:]) for _, mask in chats)
+        assert result.answers_only
+    of_text = evaluated(run, tmp_path / "text", text)
+    assert not of_text.answers_only
+    assert of_text.separate_documents
 
 
 @pytest.mark.parametrize(
