@@ -215,9 +215,10 @@ def _fill_weights(state: TrainingState, loaded: dict[str, Any], is_part: Callabl
     """Fill the weights that `is_part` chooses by their names. `loaded` must have all of them and no others."""
     for index, chunk in enumerate(state.model):
         module = unwrap_model(chunk)  # the bf16 wrapper would not report missing names
+        # Core leaves out a chunk of which a checkpoint of adapters has nothing.
         weights = {
             name: checked_extra_state(value) if EXTRA_STATE in name else value
-            for name, value in loaded[_chunk_name(state, index)].items()
+            for name, value in loaded.get(_chunk_name(state, index), {}).items()
         }
         absent, unknown = module.load_state_dict(weights, strict=False)
         if absent := [name for name in absent if is_part(name) and EXTRA_STATE not in name] or unknown:

@@ -207,6 +207,16 @@ def test_a_stage_without_adapters_trains(corpus: str, single_llama: Run, tmp_pat
     numpy.testing.assert_allclose(finished(together).steps, ended.steps[3:], rtol=0, atol=1e-6)
 
 
+def test_a_stage_without_adapters_resumes(corpus: str, single_llama: Run, tmp_path: Path) -> None:
+    """The checkpoint has nothing for the last stage."""
+    config = lora_config(corpus, tmp_path / "alone", single_llama, target_modules=["decoder.layers.[01].*"])
+    config["checkpoint"]["save_interval"] = 3
+    alone = finished(config)
+    config |= {"parallelism": PP2, "world_size": 2, "run_dir": str(tmp_path / "resumed")}
+    config["checkpoint"] = {"load": str(alone.checkpoints / "iter_0000003")}
+    numpy.testing.assert_allclose(finished(config).steps, alone.steps[3:], rtol=0, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_resumes_exactly(precision: str, corpus: str, tmp_path: Path) -> None:
