@@ -10,6 +10,7 @@ import torch
 
 from tests.trainer.runs import LLAMA, Run, finished, gpt_config
 from tests.trainer.tensors import assert_same_checkpoint, load_all
+from trainer.contract.errors import TrainerError
 from trainer.contract.files.checkpoint_files import iteration_directory
 from trainer.huggingface.averaging import write_moving_average
 
@@ -68,6 +69,8 @@ def test_the_average_becomes_a_checkpoint_with_weights(corpus: str, alone: Run, 
         changed = [name for name, tensor in tensors.items() if not torch.equal(tensor, source[name])]
         assert "output_layer.weight" in changed
         assert ("embedding.word_embeddings.weight" in changed) is (ended is alone)
+    with pytest.raises(TrainerError, match="has only weights, and no moving average"):
+        write_moving_average(destination, tmp_path / "again", print)
 
 
 def test_a_resumed_run_continues_the_average_bit_for_bit(corpus: str, alone: Run, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def export_adapter(checkpoint: Path, destination: Path, options: Options, report
         if options.check:
             from trainer.huggingface import check  # needs Megatron-Core, transformers and PEFT
 
-            report(check.compare_adapter(source, directory, base))
+            report(check.compare_adapter(source, directory, base, dtype))
         seconds = time.monotonic() - started
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     report(

@@ -22,6 +22,7 @@ from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import COMPLETE, TRACKER, Checkpoint
 from trainer.contract.files.system_calls import sync_path
+from trainer.contract.resuming import base_model
 from trainer.contract.resuming.record_shape import CONFIRMED
 from trainer.contract.wording import counted, few
 from trainer.huggingface.destination import new_directory, write_text
@@ -53,6 +54,12 @@ def average(source: Path, last: int, destination: Path, report: Report) -> None:
         NotSavedError: the destination cannot be written.
     """
     checkpoints = _chosen(source, last)
+    if any(base_model.has_adapters(each.record) for each in checkpoints):
+        raise TrainerError(
+            "has LoRA adapters. Their weights are products B A, and the mean of products is not the product of means. "
+            "Set training.ema_decay for a moving average of A and B",
+            where=source.absolute(),
+        )
     sources = [StoredWeights(each.path) for each in checkpoints]
     if mismatched := sorted({name for each in sources for name in sources[0].names ^ each.names}):
         raise TrainerError(f"the checkpoints do not have the same tensors: {few(mismatched, 3)}")
@@ -71,13 +78,14 @@ def write_moving_average(source: Path, destination: Path, report: Report) -> Non
     """
     [newest] = checkpoints = _chosen(source, 1)
     assert newest.record is not None
-    decay = newest.record["training"].get("ema_decay")
+    decay, stored = newest.record["training"].get("ema_decay"), StoredWeights(newest.path)
+    if newest.record.get("weights_only"):
+        raise TrainerError(f"{newest.path} has only weights, and no moving average. Name a run")
     if decay is None:
         raise TrainerError(
             f"{newest.path} has no moving average of the weights, since it was trained without training.ema_decay. Use "
             "--last N for the mean of checkpoints"
         )
-    stored = StoredWeights(newest.path)
     what = f"the moving average (ema_decay = {decay}) of iteration {newest.iteration}"
     _write(checkpoints, partial(_moving_average, stored), destination, what, report)
 

@@ -51,8 +51,10 @@ def compare(source: Source, directory: Path) -> str:
     return _judged(error)
 
 
-def compare_adapter(source: Source, directory: Path, base: str | None) -> str:
+def compare_adapter(source: Source, directory: Path, base: str | None, dtype: torch.dtype) -> str:
     """Compare the logits of adapters in PEFT, next to the model in the directory `base`, with the trainer's.
+
+    Adapters that were rounded to `dtype` for the export are rounded in the trainer's model too.
 
     Raises:
         TrainerError: transformers or PEFT is not installed, there is no such directory, or the logits differ.
@@ -65,8 +67,8 @@ def compare_adapter(source: Source, directory: Path, base: str | None) -> str:
             f"--check needs the base model as a Hugging Face directory, but {named}. Name it with --base-model"
         )
     prompts = _prompts(source)
-    theirs, dtype = _transformers_logits(Path(base), prompts, directory)
-    return _judged(_difference(trainer_logits(source, prompts, dtype), theirs))
+    theirs, of_base = _transformers_logits(Path(base), prompts, directory)
+    return _judged(_difference(trainer_logits(source, prompts, of_base, of_adapters=dtype), theirs))
 
 
 def _require(package: str) -> None:
@@ -96,11 +98,17 @@ def _judged(error: float) -> str:
 
 
 def trainer_logits(
-    source: Source, prompts: torch.Tensor, dtype: torch.dtype = torch.float32, *, merged: bool = False
+    source: Source,
+    prompts: torch.Tensor,
+    dtype: torch.dtype = torch.float32,
+    *,
+    of_adapters: torch.dtype = torch.float32,
+    merged: bool = False,
 ) -> torch.Tensor:
     """Logits [prompt, position, padded vocabulary] of the trainer's model in fp32, with weights rounded to `dtype`.
 
-    Adapters are next to the weights and not rounded, or with `merged` added to the weights before these are rounded.
+    Adapters are next to the weights and rounded to `of_adapters`. With `merged`, they are added to the weights before
+    these are rounded.
     """
     device.prepare("cpu")
     with warnings.catch_warnings():  # megatron.core and torch warn of what concerns their own code
@@ -109,12 +117,14 @@ def trainer_logits(
             "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
         )
         try:
-            return _logits(source, prompts, dtype, merged)
+            return _logits(source, prompts, dtype, of_adapters, merged)
         finally:
             torch.distributed.destroy_process_group()
 
 
-def _logits(source: Source, prompts: torch.Tensor, dtype: torch.dtype, merged: bool) -> torch.Tensor:
+def _logits(
+    source: Source, prompts: torch.Tensor, dtype: torch.dtype, of_adapters: torch.dtype, merged: bool
+) -> torch.Tensor:
     from megatron.core import parallel_state
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.utils import unwrap_model
@@ -139,8 +149,7 @@ def _logits(source: Source, prompts: torch.Tensor, dtype: torch.dtype, merged: b
             elif source.base is not None:
                 _load(model, source.path, contents.sharding(groups, adapters=True), is_adapter)
             for name, parameter in model.named_parameters():
-                if not is_adapter(name):
-                    parameter.copy_(parameter.to(dtype))
+                parameter.copy_(parameter.to(of_adapters if is_adapter(name) else dtype))
             positions = torch.arange(prompts.shape[1]).expand_as(prompts)
             logits: torch.Tensor = model.eval()(prompts, positions, None)
         return logits

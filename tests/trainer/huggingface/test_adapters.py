@@ -33,6 +33,7 @@ from trainer.contract.model.adapters import linears
 from trainer.huggingface import check
 from trainer.huggingface.adapter_exporting import check_names, export_adapter
 from trainer.huggingface.adapter_importing import import_adapter
+from trainer.huggingface.averaging import average
 from trainer.huggingface.check import TOLERANCE, trainer_logits
 from trainer.huggingface.exporting import Options, export
 from trainer.huggingface.importing import import_model
@@ -275,6 +276,13 @@ def test_files_that_are_not_adapters_of_the_base_model_are_refused(
     assert expected in refused(copied, base, tmp_path / "adapters")
 
 
+def test_adapters_have_no_mean(llama: Base, query_adapter: Path, tmp_path: Path) -> None:
+    """The mean of products B A is not the product of the means."""
+    import_adapter(query_adapter, llama.checkpoint, tmp_path / "adapters", ignore)
+    with pytest.raises(TrainerError, match="has LoRA adapters"):
+        average(tmp_path / "adapters", 1, tmp_path / "mean", ignore)
+
+
 def test_a_checkpoint_without_adapters_is_no_adapter(llama: Base, tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match="has no adapters, but a complete model"):
         export_adapter(llama.checkpoint, tmp_path / "exported", Options(), ignore)
@@ -346,7 +354,7 @@ def test_experts_next_to_dense_layers_are_only_merged() -> None:
 def test_the_checks_find_a_wrong_export(llama: Base, query_adapter: Path, tmp_path: Path) -> None:
     import_adapter(query_adapter, llama.checkpoint, tmp_path / "adapters", ignore)
     checkpoint = tmp_path / "adapters/iter_0000000"
-    export_adapter(checkpoint, tmp_path / "adapter", Options(), ignore)
+    export_adapter(checkpoint, tmp_path / "adapter", Options(dtype="bf16"), ignore)
     export(checkpoint, tmp_path / "merged", Options(dtype="bf16"), ignore)
     for done in checked(checkpoint, tmp_path, llama.original):
         assert done.startswith("checked: the logits of 4 prompts differ from the checkpoint's by at most")
@@ -375,5 +383,5 @@ def _checked(checkpoint: Path, directory: Path, base: Path) -> tuple[str, str]:
     source = read_source(checkpoint)
     return (
         said(lambda: check.compare(source, directory / "merged")),
-        said(lambda: check.compare_adapter(source, directory / "adapter", str(base))),
+        said(lambda: check.compare_adapter(source, directory / "adapter", str(base), torch.bfloat16)),
     )
