@@ -40,6 +40,8 @@ optimizer: {lr: 1.0e-3, lr_warmup_iters: 2, lr_decay_iters: 8}
 checkpoint: {save_interval: 4}
 """
 
+TRAINERS = ("trainer\0--config", "submitit.core._submit")
+"""The module that a rank runs with its first arguments: in a rendered script, and in a job of submitit."""
 TWO_RANKS = ("slurm.train.nodes=2", "slurm.train.ntasks_per_node=1")
 TWO_NODES = ("slurm.train.nodes=2", "slurm.train.ntasks_per_node=2")
 TP2_PP2 = ("parallelism.tensor_model_parallel_size=2", "parallelism.pipeline_model_parallel_size=2")
@@ -224,10 +226,11 @@ def ranks_of(cluster: SlurmCluster, job_id: str) -> list[int]:
     job = {f"SLURM_JOB_ID={job_id}", f"SLURM_CONF={cluster.env['SLURM_CONF']}"}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if "\0-m\0trainer\0--config\0" not in (process / "cmdline").read_text():
+            command = (process / "cmdline").read_text()
+            if not any(f"\0-m\0{program}\0" in command for program in TRAINERS):
                 continue
             environ = (process / "environ").read_text(errors="replace").split("\0")
-            if job <= set(environ):
+            if job <= set(environ) and any(each.startswith("SLURM_STEP_ID=") for each in environ):
                 [rank] = [each for each in environ if each.startswith("SLURM_PROCID=")]
                 found[int(rank.partition("=")[2])] = int(process.name)
     return [found[rank] for rank in sorted(found)]
