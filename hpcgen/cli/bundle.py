@@ -10,6 +10,7 @@ import click
 
 from hpcgen.cli.run_argument import run_directory
 from hpcgen.errors import HpcgenError
+from hpcgen.files import private_file, publish, require_target, require_writable
 from hpcgen.text import counted, harmless, size_text
 
 
@@ -25,7 +26,6 @@ def command(run: Path, output: Path | None) -> None:
     a .tar.gz that only you can read. Tokens and passwords are removed. It contains no data and no checkpoints.
     contents.json in it lists the files, and what was left out.
     """
-    from hpcgen.files import private_file, publish, require_target, require_writable
     from hpcgen.runs.bundle import collect
 
     directory = run_directory(run)

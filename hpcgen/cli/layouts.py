@@ -14,8 +14,9 @@ import click
 
 from hpcgen.cli.options import json_option, run_options, write_output
 from hpcgen.cli.quantities import Budget, Deadline, Nodes
+from hpcgen.config.shown import show
 from hpcgen.errors import HpcgenError
-from hpcgen.files import require_target, require_writable, shared_as_directory
+from hpcgen.files import replace_text, require_target, require_writable, shared_as_directory
 from hpcgen.text import counted
 
 if TYPE_CHECKING:
@@ -199,8 +200,6 @@ def _write(config: Path, overrides: tuple[str, ...], found: RunLayouts, layout: 
     Raises:
         HpcgenError: see `hpcgen.run_plan.layouts.choice.choose`.
     """
-    from hpcgen.config.shown import show
-    from hpcgen.files import replace_text
     from hpcgen.run_plan.layouts.choice import choose
     from hpcgen.run_plan.layouts.summary import written_reason
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgen.cli.options import json_option
+from hpcgen.cli.options import RUN_FILE, json_option
 from hpcgen.cli.quantities import Deadline
 from hpcgen.cli.run_argument import run_directories, tell_unread
 from hpcgen.redaction import redact_json
@@ -70,7 +70,6 @@ def _queue_of(user: int) -> Queue:
 
 def _price(path: Path | None) -> JobFacts | None:
     """The price in the profile of a run file; None for a directory."""
-    from hpcgen.cli.options import RUN_FILE
     from hpcgen.config.cluster import price_per_gpu_hour
     from hpcgen.config.loader import load_run
     from hpcgen.ledger.ledger import JobFacts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -62,8 +63,6 @@ def command(runs: tuple[Path, ...], watch: bool, interval: float, as_json: bool)
 
 
 def _print(found: Sequence[RunStatus], now: float) -> None:
-    import shutil
-
     from hpcgen.cli.status_rows import print_rows, rows
 
     width = max(WIDTH, shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH)

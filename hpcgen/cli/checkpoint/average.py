@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hpcgen.cli.checkpoint.paths import complete_checkpoints
+from hpcgen.cli.checkpoint.paths import complete_checkpoints, destination_option
 from hpcgen.text import harmless
 
 
@@ -23,15 +23,7 @@ from hpcgen.text import harmless
     is_flag=True,
     help="Write the moving average (training.ema_decay) in the newest complete checkpoint.",
 )
-@click.option(
-    "-o",
-    "--to",
-    "destination",
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="New directory.",
-)
+@destination_option
 @click.pass_context
 def command(ctx: click.Context, run: Path, last: int | None, ema: bool, destination: Path) -> None:
     """RUN is the directory of a run or of checkpoints of the trainer. DIR becomes a directory of checkpoints with the

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from hpcgen.checkpoints.finding import find_checkpoint
-from hpcgen.cli.checkpoint.paths import complete_checkpoints
+from hpcgen.cli.checkpoint.paths import complete_checkpoints, destination_option
 from hpcgen.cli.options import read_absolute
 from hpcgen.config.huggingface_export import FamilyName
 from hpcgen.config.tokenizer import TokenizerConfig
@@ -27,14 +27,7 @@ GPT2 = "gpt2"
 @click.argument(
     "checkpoint", metavar="CHECKPOINT", type=click.Path(path_type=Path), shell_complete=complete_checkpoints
 )
-@click.option(
-    "--to",
-    "destination",
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="New directory.",
-)
+@destination_option
 @click.option(
     "--dtype",
     type=click.Choice(("bf16", "fp16", "fp32")),

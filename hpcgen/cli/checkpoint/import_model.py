@@ -6,20 +6,13 @@ from pathlib import Path
 
 import click
 
-from hpcgen.cli.checkpoint.paths import complete_checkpoints
+from hpcgen.cli.checkpoint.paths import complete_checkpoints, destination_option
 from hpcgen.text import harmless
 
 
 @click.command("import")
 @click.argument("hf_dir", metavar="HF_DIR", type=click.Path(path_type=Path))
-@click.option(
-    "--to",
-    "destination",
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="New directory.",
-)
+@destination_option
 @click.option(
     "--base",
     type=click.Path(path_type=Path),

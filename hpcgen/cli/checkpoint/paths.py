@@ -24,6 +24,15 @@ def complete_checkpoints(
     return [CompletionItem(path) for path in found] or [CompletionItem(incomplete, type="dir")]
 
 
+destination_option = click.option(
+    "-o",
+    "--to",
+    "destination",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="New directory.",
+)
 directory_argument = click.argument(
     "directory", metavar="DIR", type=click.Path(path_type=Path), shell_complete=complete_checkpoints
 )
