@@ -143,9 +143,14 @@ def tokenizer_file(config: RunConfig) -> tuple[Input, ...]:
 
 def chat_template_file(config: RunConfig) -> tuple[Input, ...]:
     """The chat template that the run file names; empty if it names none."""
-    chat = config.data.corpus.chat if config.data.corpus is not None else None
-    path = chat.chat_template_file if chat is not None else None
+    path = chat_template_of(config)
     return () if path is None else (Input(path),)
+
+
+def chat_template_of(config: RunConfig) -> str | None:
+    """The path of the chat template that the run file names."""
+    chat = config.data.corpus.chat if config.data.corpus is not None else None
+    return chat.chat_template_file if chat is not None else None
 
 
 def checkpoints(load: str) -> Input:

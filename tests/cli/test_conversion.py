@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from hpcgen.config.loader import load_run
 from tests.cli.command import hpcgen, listing
@@ -174,6 +175,22 @@ def test_an_export_has_the_special_tokens_and_the_chat_template_of_its_origin(
     assert expected["special"].keys() >= {"bos_token", "eos_token"}
     for exported in ("by-run-file", "by-directory"):
         assert as_transformers_reads(workplace / exported) == expected
+
+
+def test_an_export_has_the_chat_template_that_the_run_file_names(hf_dir: Path, workplace: Path) -> None:
+    (workplace / "chats.jinja").write_text("{{ messages[0].content }}")
+    for arguments in (
+        ("init", "run.yaml", "--from-hf", hf_dir, "--cluster", "local"),
+        ("checkpoint", "import", hf_dir, "--to", "weights"),
+    ):
+        assert hpcgen(*arguments).status == 0
+    run = yaml.safe_load((workplace / "run.yaml").read_text())
+    chats = {"directory": "c", "source": {"directory": "s"}, "chat": {"chat_template_file": "chats.jinja"}}
+    run["data"] = {"tokenizer": run["data"]["tokenizer"], "corpus": chats}
+    (workplace / "run.yaml").write_text(yaml.safe_dump(run))
+    ended = hpcgen("checkpoint", "export", "weights", "--to", "exported", "-c", "run.yaml")
+    assert ended.status == 0, ended.stderr
+    assert (workplace / "exported/chat_template.jinja").read_text() == "{{ messages[0].content }}"
 
 
 def test_what_an_export_cannot_keep_is_said(hf_dir: Path, workplace: Path) -> None:

@@ -75,6 +75,12 @@ def test_the_newest_checkpoint_is_exported_with_the_tokenizer_of_the_run(tmp_pat
         *("--dtype=bf16", "--tokenizer=gpt2"),
     )
     assert stage.allocation.nodes == 1
+    corpus = {"directory": "c", "source": {"directory": "s"}, "chat": {"chat_template_file": "chats.jinja"}}
+    tokenizer = {"kind": "huggingface", "tokenizer_file": "tokenizer.json", "eod_token": "<end>"}
+    chats = {"tokenizer": tokenizer, "corpus": corpus}
+    stage = stage_plan(tmp_path, "export", export={"directory": "model"}, data=chats)
+    assert f"--chat-template={tmp_path}/chats.jinja" in stage.arguments
+    assert f"{tmp_path}/chats.jinja" in [item.path for item in stage.inputs]
     bytes_run = {"tokenizer": {"kind": "bytes"}, "mock": True}
     stage = stage_plan(tmp_path, "export", export={"directory": "model"}, data=bytes_run)
     assert not any(argument.startswith("--tokenizer") for argument in stage.arguments)

@@ -48,6 +48,7 @@ def _export(arguments: argparse.Namespace) -> None:
         vocab_size=arguments.vocab_size,
         tokenizer=arguments.tokenizer,
         eos_token=arguments.eos_token,
+        chat_template=arguments.chat_template,
         base_model=arguments.base_model,
         check=arguments.check,
     )
@@ -111,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
         "--base-model", metavar="NAME", help="with --adapter: the base model. Default: that of the import"
     )
     to_huggingface.add_argument("--eos-token", metavar="TOKEN", help="token at the end of a document")
+    to_huggingface.add_argument(
+        "--chat-template", type=Path, metavar="FILE", help="chat template, in place of the tokenizer's"
+    )
     to_huggingface.add_argument(
         "--check", action="store_true", help="compare logits with those of transformers"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,9 +16,12 @@ from trainer.contract.files.system_calls import sync_path
 from trainer.huggingface.destination import copy_file, write_json
 from trainer.inference.tokenizer import GPT2_EOD, gpt2_files
 
+CHAT_TEMPLATE = "chat_template.jinja"
+"""File of the chat template. In transformers, it takes precedence over one in another file."""
+
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json"),
+    *("vocab.json", "merges.txt", "tokenizer.model", CHAT_TEMPLATE, "chat_template.json"),
 )
 """Names of tokenizer files in transformers."""
 
@@ -108,6 +112,17 @@ def _is_gpt2(files: Collection[str]) -> bool:
     return "tokenizer.json" not in files and "vocab.json" in files
 
 
+def with_chat_template(tokenizer: Tokenizer, path: Path) -> Tokenizer:
+    """The tokenizer with another chat template.
+
+    Raises:
+        TrainerError: there is no such file.
+    """
+    if not path.is_file():
+        raise TrainerError("no such chat template (data.corpus.chat.chat_template_file)", where=path)
+    return dataclasses.replace(tokenizer, files=tokenizer.files | {CHAT_TEMPLATE: path})
+
+
 def check_size(tokenizer: Tokenizer, vocab_size: int | None) -> None:
     """Check that every token has a row in the embedding.
 
@@ -181,7 +196,7 @@ def lost(tokenizer: Tokenizer) -> str | None:
     path = next(iter(tokenizer.files.values()))
     return (
         f"{path.parent} has no {SETTINGS}, so the exported tokenizer has no special tokens except the end of a "
-        "document, and no chat template"
+        f"document{'' if CHAT_TEMPLATE in tokenizer.files else ', and no chat template'}"
     )
 
 

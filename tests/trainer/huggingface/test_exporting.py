@@ -220,6 +220,27 @@ def test_the_tokenizer_is_included_with_its_end_of_document(imported: Path, tmp_
     assert tokenizer.eos_token_id == VOCAB_SIZE - 1
 
 
+def test_the_chat_template_of_the_training_replaces_that_of_the_tokenizer(
+    imported: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    (directory := tmp_path / "tokenizer").mkdir()
+    save_tokenizer(directory).rename(directory / "tokenizer.json")
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<eod>",
+        "chat_template": "its own",
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    (template := tmp_path / "chats.jinja").write_text("{{ messages[0].content }}<eod>")
+    export(imported, tmp_path / "exported", Options(tokenizer=directory, chat_template=template), ignore)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert tokenizer.chat_template == template.read_text()
+    absent = Options(tokenizer=directory, chat_template=tmp_path / "absent.jinja")
+    assert "no such chat template" in refused(imported, tmp_path / "again", absent)
+
+
 def test_links_to_files_elsewhere_are_not_exported(imported: Path, tmp_path: Path) -> None:
     """A downloaded directory could name a private file, which would be published with the export."""
     secret, elsewhere = tmp_path / "id_rsa", tmp_path / "elsewhere"
