@@ -24,10 +24,11 @@ def as_megatron_lm(checkpoint: Path, directory: Path) -> Path:
     plain = gpt_config("/corpus", Path("/run"))
     plain["model"] = record["model"]
     config = resolve(configuration.from_dict(TrainerConfig, plain, "test"))
-    args = vars(megatron_lm.common_state(config, 2, 8)["args"])
-    common = {"args": argparse.Namespace(**args), "iteration": 2, "checkpoint_version": 3.0}
+    iteration = record["iteration"]
+    args = vars(megatron_lm.common_state(config, iteration, 4 * iteration)["args"])
+    common = {"args": argparse.Namespace(**args), "iteration": iteration, "checkpoint_version": 3.0}
     torch.save(common, path / COMMON)
     for name in (COMPLETE, "STARTED"):
         (path / name).unlink()
-    (path.parent / TRACKER).write_text("2")
+    (path.parent / TRACKER).write_text(str(iteration))
     return path

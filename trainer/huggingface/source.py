@@ -100,4 +100,9 @@ def _read_foreign(path: Path) -> dict[str, Any]:
     from trainer.checkpoint import foreign  # imports megatron.core, so it must come after `device.prepare`
 
     model, resumed = foreign.read_model(path)
-    return {**resumed.sections, "model": model, "consumed_samples": resumed.consumed_samples}
+    return {
+        **resumed.sections,
+        "model": model,
+        "precision": resumed.precision,
+        "consumed_samples": resumed.consumed_samples,
+    }

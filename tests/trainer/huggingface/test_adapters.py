@@ -14,6 +14,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from tests.selection import select
+from tests.trainer.foreign import as_megatron_lm
 from tests.trainer.huggingface.models import CASES as MODELS
 from tests.trainer.huggingface.models import (
     VOCAB_SIZE,
@@ -189,6 +190,15 @@ def test_training_goes_on_from_an_adapter_of_peft(corpus: str, trained_base: Bas
         adapter_logits(trained_base.original, tmp_path / "exported"),
         trainer_logits(read_source(trained.checkpoints / "iter_0000002"), prompts())[..., :1000],
     )
+
+
+def test_the_base_model_may_be_of_megatron_lm(single_llama: Run, trained_base: Base, tmp_path: Path) -> None:
+    base = as_megatron_lm(single_llama.checkpoints / "iter_0000006", tmp_path)
+    peft = save_adapter(trained_base.original, tmp_path / "peft", r=4, target_modules=["q_proj", "v_proj"])
+    import_adapter(peft, base, tmp_path / "adapters", ignore)
+    export(tmp_path / "adapters/iter_0000000", tmp_path / "merged", Options(vocab_size=1000), ignore)
+    expected = adapter_logits(trained_base.original, peft)
+    assert_equal_logits(huggingface_logits(tmp_path / "merged"), expected)
 
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
