@@ -258,6 +258,8 @@ def follow_stop(run_dir: Path, job: str, asked: float) -> Iterator[Step]:
         if any(event["event"] == "stop" and event["time"] >= asked - CLOCKS_S for event in events):
             step = "taken"
         if attempt is not None and attempt.ended is not None and attempt.verdict != "requeued":
+            if step == "taken":
+                yield step  # also if it has taken the request and ended since the last look
             yield "ended"
             return
         yield step

@@ -134,7 +134,7 @@ def test_weights_only_are_a_start_and_no_progress(tmp_path):
 )
 def test_what_cannot_be_predicted_says_why(tmp_path, overrides, profile, reason):
     write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", **profile})
-    (tmp_path / "code.py").write_text("def layers(config): ...\n\n\ndef model(*args): ...\n")
+    (tmp_path / "code.py").write_text("def layers(*arguments): ...\n\n\ndef model(**arguments): ...\n")
     run = minimal_run(**{**GPUS, "cluster": "./site.yaml", "parallelism": {}})
     plan = planned(tmp_path, run, overrides=overrides)
     with pytest.raises(NoPrediction, match=reason):

@@ -64,7 +64,7 @@ def new_tokens_need_weights(facts: Facts) -> Iterator[Problem]:
             ["checkpoint.resize_vocabulary"],
             reason,
             settings=(Setting("checkpoint.finetune", True),),
-            about=("checkpoint.finetune",),
+            about=("checkpoint.finetune", "checkpoint.load"),
         )
 
 
