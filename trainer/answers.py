@@ -159,7 +159,10 @@ def _require_room(path: str, prompts: Sequence[str], tokenizer: Tokenizer, seq_l
 
 
 def _drop_after(path: Path, iteration: int, num_prompts: int) -> int | None:
-    """Remove incomplete lines, and answers of later iterations. Returns the iteration of the newest complete answers.
+    """Remove what an attempt resuming from `iteration` writes again. Returns the iteration of the newest answers kept.
+
+    It writes the answers of later iterations, and all those of `iteration` if some are missing. An earlier iteration is
+    never answered again, so its answers stay, also if it has had fewer prompts.
 
     Raises:
         OSError: the file cannot be read or written. It is unchanged.
@@ -171,7 +174,7 @@ def _drop_after(path: Path, iteration: int, num_prompts: int) -> int | None:
     found = [(line, at) for line in lines if (at := _iteration(line)) is not None and at <= iteration]
     counts = {at: sum(1 for _ in group) for at, group in itertools.groupby(at for _, at in found)}
     newest = max(counts, default=None)
-    if newest is not None and counts[newest] < num_prompts:
+    if newest == iteration and counts[newest] < num_prompts:
         found = [(line, at) for line, at in found if at != newest]
         newest = None
     kept = b"".join(line for line, _ in found)

@@ -9,14 +9,14 @@ from pathlib import PurePosixPath
 from hpcgen.config.corpus import ChatConfig
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
-from hpcgen.config.tokenizer import tokenizer_name, tokenizer_problems
+from hpcgen.config.tokenizer import tokenizer_name
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.planning.allocation import Allocation
-from hpcgen.planning.inputs import Input, tokenizer_files
 from hpcgen.planning.kind import ONE_THREAD, Export, Stage, Work
 from hpcgen.planning.paths import chat_of, checkpoint_directory
 from hpcgen.planning.request import make_allocation
 from hpcgen.planning.resuming import model_of_adapters
+from hpcgen.stages.prompts import prompt_files, prompt_problems
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
 from trainer.contract.generation import DIRECTORY, GenerationSettings
@@ -47,17 +47,18 @@ class Generate(Stage):
                 *(f"--device={run.node_type.device}", f"--tensor-model-parallel-size={_tensor_size(config)}"),
                 *_options(settings),
             ),
-            inputs=(Input(settings.prompts), *tokenizer_files(config)),
+            inputs=prompt_files(config, settings.prompts),
             reads=(checkpoints, *model_of_adapters(config)),
             writes=(str(PurePosixPath(output).parent),),
             values={"output": output},
         )
 
     def problems(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
-        """Yields options that the trainer would refuse, and ranks that TP x PP does not divide."""
+        """Yields options and prompts that the trainer would refuse, and ranks that TP x PP does not divide."""
         for problem in run.config.generation.problems():
             yield dataclasses.replace(problem, path=f"generation.{problem.path}")
-        yield from tokenizer_problems(run.config.data.tokenizer, "generation.prompts")
+        if (prompts := config.generation.prompts) is not None:
+            yield from prompt_problems(config, prompts, "generation.prompts")
         allocation = make_allocation(self, run.config, run.cluster, run.node_type)
         yield from _layout_problems(run.config, allocation.num_tasks)
 

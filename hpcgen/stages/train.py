@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 from hpcgen.config.cluster import price_per_gpu_hour
 from hpcgen.config.container import is_image_file
@@ -15,23 +13,20 @@ from hpcgen.config.loader import Run
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
 from hpcgen.config.stages import MACHINE_FILE, TRAINER_FILE
-from hpcgen.config.tokenizer import tokenizer_name, tokenizer_problems
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.config_text import config_text
-from hpcgen.planning.inputs import Input, blend_files, checkpoints, tokenizer_files
+from hpcgen.planning.inputs import Input, blend_files, checkpoints
 from hpcgen.planning.kind import ONE_THREAD, Export, Stage, Work
 from hpcgen.planning.node_check import preflight
 from hpcgen.planning.notification import notification
-from hpcgen.planning.paths import chat_of, checkpoint_directory, import_files, trainer_data
+from hpcgen.planning.paths import checkpoint_directory, import_files, trainer_data
 from hpcgen.planning.resuming import resume_problems, resume_warnings, weights_read
 from hpcgen.planning.software import runtime
 from hpcgen.stages.evaluate import EVALUATE
+from hpcgen.stages.prompts import prompt_files, prompt_problems
 from trainer.contract.config import ParallelismConfig, TrainerConfig, fingerprint
 from trainer.contract.config.answers import MAX_PROMPTS
-from trainer.contract.errors import TrainerError
-from trainer.contract.files.regular_file import read_bytes
-from trainer.contract.prompts import Prompt, parse_prompts
 
 BLACKWELL = 10.0
 """Compute capability of the first Blackwell GPUs."""
@@ -72,7 +67,8 @@ class Train(Stage):
 
     def problems(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields changes that the trainer would refuse when it resumes, and training that would be lost."""
-        yield from _answers_problems(config)
+        if (prompts := config.answers.prompts) is not None:
+            yield from prompt_problems(config, prompts, "answers.prompts", MAX_PROMPTS)
         if trainer is not None:
             yield from resume_problems(run.config, trainer)
             yield from _image_problems(run, config, trainer)
@@ -119,40 +115,7 @@ class Train(Stage):
 
 def _answers_inputs(config: RunConfig) -> tuple[Input, ...]:
     prompts = config.answers.prompts
-    return (Input(prompts), *tokenizer_files(config)) if prompts is not None else ()
-
-
-def _answers_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yields a file of prompts that the trainer would refuse, if it is there, and a tokenizer that it cannot read."""
-    path = config.answers.prompts
-    if path is None:
-        return
-    yield from tokenizer_problems(config.data.tokenizer, "answers.prompts")
-    with contextlib.suppress(FileNotFoundError):  # the inputs say so
-        try:
-            prompts = parse_prompts(path, read_bytes(Path(path)))
-            count = len(prompts)
-            if not all(isinstance(prompt, str) for prompt in prompts):
-                _render(prompts, config)
-        except TrainerError as error:
-            yield Problem("answers.prompts", f"cannot be used: {error}")
-        else:
-            if count > MAX_PROMPTS:
-                reason = f"has {count} prompts, and every evaluation would wait for their answers"
-                yield Problem("answers.prompts", reason, f"keep at most {MAX_PROMPTS}")
-
-
-def _render(prompts: Sequence[Prompt], config: RunConfig) -> None:
-    """Render chats as the trainer does.
-
-    Raises:
-        TrainerError: a chat or the template cannot be used.
-    """
-    from trainer.chats.prompts import ChatOptions, texts_of  # imports Jinja's sandbox, which few runs need
-
-    chat = chat_of(config)
-    options = ChatOptions(chat.chat_template_file, chat.chat_template, chat.date)
-    texts_of(prompts, tokenizer_name(config.data.tokenizer), options)
+    return prompt_files(config, prompts) if prompts is not None else ()
 
 
 def _image_problems(run: Run, config: RunConfig, trainer: TrainerConfig) -> Iterator[Problem]:

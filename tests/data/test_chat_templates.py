@@ -50,6 +50,12 @@ CALLS_ONLY = CHATML.replace(
 """Leaves out the text next to calls."""
 
 
+def calling(function: Any) -> dict[str, Any]:
+    """A document in which the assistant calls `function`."""
+    answer = {"role": "assistant", "content": "Let me look.", "tool_calls": [{"function": function}]}
+    return {"messages": [{"role": "user", "content": "Hi"}, answer]}
+
+
 def template(source: str, *, date: datetime.date | None = None, name: str = "a.jinja") -> ChatTemplate:
     return ChatTemplate(name, source, special_tokens=VARIABLES, added_tokens=SPECIAL_TOKENS, date=date)
 
@@ -244,6 +250,8 @@ def test_only_the_completion_of_a_conversation_is_learned() -> None:
         (chat("a", [{"type": "text", "text": "b"}]), "content is not text", "must be text"),  # type: ignore[arg-type]
         ({"prompt": "a", "completion": []}, "prompt and completion differ in type", "two strings"),
         ({"prompt": "a", "completion": " "}, "empty answer", "no text"),
+        (calling("f"), "a tool call names no function", r'got \{"function": "f"\}'),
+        (calling({"name": ["f"]}), "a tool call names no function", r"messages\[1\]: a tool call must"),
         (chat("a", "b", tools="not JSON"), "'tools' is not a list", 'got "not JSON"'),
     ],
 )

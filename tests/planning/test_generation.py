@@ -11,6 +11,7 @@ import pytest
 from hpcgen.config.huggingface_export import FamilyName
 from hpcgen.errors import ConfigErrors
 from hpcgen.run_plan.stage import StagePlan
+from tests.data.chat_corpora import CHATML, write_tokenizer
 from tests.runs import minimal_run, planned
 from trainer.contract.config import ModelConfig
 from trainer.contract.config.resolve import resolve_model
@@ -66,6 +67,55 @@ def test_mistakes_are_found_before_the_job_starts(tmp_path: Path) -> None:
     found = messages(tmp_path, "generate", *layout, generation=PROMPTS)
     assert "results in TP x PP = 2 x 1 = 2, which does not divide the 3 ranks of the job" in found
     assert "export.directory is missing" in messages(tmp_path, "export")
+
+
+def chat_sections(directory: Path, *lines: str) -> dict[str, Any]:
+    """Sections of a run whose prompts are `lines`, for a tokenizer and a chat template in directories of their own."""
+    tokenizer = write_tokenizer(directory / "tokenizer", template=None)
+    (directory / "templates").mkdir()
+    (directory / "templates" / "own.jinja").write_text(CHATML)
+    (directory / "prompts.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    corpus = {
+        "directory": "corpus",
+        "source": {"directory": "source"},
+        "chat": {"chat_template_file": "templates/own.jinja"},
+    }
+    named = {"kind": "huggingface", "tokenizer_file": str(tokenizer), "eod_token": "<|endoftext|>"}
+    return {
+        "data": {"mock": True, "tokenizer": named, "corpus": corpus},
+        "generation": PROMPTS,
+        "answers": PROMPTS,
+    }
+
+
+QUESTION = '{"messages": [{"role": "user", "content": "Hi"}]}'
+
+
+@pytest.mark.parametrize("stage", ["train", "generate"])
+def test_the_chat_template_is_an_input_of_stages_that_answer(stage: str, tmp_path: Path) -> None:
+    """So it is mounted into a container, and missed before the job is queued."""
+    sections = chat_sections(tmp_path, QUESTION)
+    template = str(tmp_path / "templates" / "own.jinja")
+    assert template in stage_plan(tmp_path, stage, **sections).required
+    Path(template).unlink()
+    assert template in [item.path for item in stage_plan(tmp_path, stage, **sections).inputs]
+
+
+@pytest.mark.parametrize(("stage", "key"), [("train", "answers.prompts"), ("generate", "generation.prompts")])
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"text": "Hi"}', "prompts.jsonl:2: expected a line such as"),
+        (QUESTION.replace("user", "human"), 'prompt 2: messages[0] has the role "human"'),
+        (QUESTION.replace("Hi", r"\ud83d"), "prompts.jsonl:2: the chat has U+D83D"),
+    ],
+)
+def test_prompts_are_read_before_the_job_is_queued(
+    stage: str, key: str, line: str, reason: str, tmp_path: Path
+) -> None:
+    found = messages(tmp_path, stage, **chat_sections(tmp_path, QUESTION, line))
+    assert f"{key} = prompts.jsonl cannot be used: " in found
+    assert reason in found
 
 
 def test_the_newest_checkpoint_is_exported_with_the_tokenizer_of_the_run(tmp_path: Path) -> None:

@@ -171,6 +171,18 @@ def test_a_resumed_run_gives_no_answer_twice(asking: dict[str, Any], tmp_path: P
     ]
 
 
+def test_answers_to_fewer_prompts_stay_when_a_prompt_is_added(asking: dict[str, Any], tmp_path: Path) -> None:
+    asking["training"]["train_iters"] = STEPS // 2
+    before = texts(finished(asking))
+    prompts_file(tmp_path, *PROMPTS, "one more")
+    asking["training"]["train_iters"] = STEPS
+    found = texts(finished(asking))
+    assert [each for each in found if each[0] < STEPS // 2] == [
+        each for each in before if each[0] < STEPS // 2
+    ]
+    assert [sum(at == iteration for at, *_ in found) for iteration in (0, STEPS // 2, STEPS)] == [3, 4, 4]
+
+
 def test_answers_end_in_time(asking: dict[str, Any]) -> None:
     asking["answers"] |= {"max_seconds": 1e-6, "max_new_tokens": 40}
     found = finished(asking)

@@ -170,12 +170,16 @@ def _tool_calls(calls: Any, name: str) -> Iterator[dict[str, Any]]:
             "tool_calls is not a list", f"{name}.tool_calls must be a list of objects, got {_shown(calls)}"
         )
     for call in calls:
-        function = call.get("function")
-        yield (
-            {**call, "function": _with_arguments(function, name)}
-            if isinstance(function, dict)
-            else _with_arguments(call, name)
-        )
+        is_nested = call.get("function") is not None
+        function = call["function"] if is_nested else call
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadChatError(
+                "a tool call names no function",
+                f"{name}: a tool call must be an object with the name and the arguments of a function, or have it as "
+                f"'function', got {_shown(call)}",
+            )
+        function = _with_arguments(function, name)
+        yield {**call, "function": function} if is_nested else function
 
 
 def _with_arguments(function: dict[str, Any], name: str) -> dict[str, Any]:

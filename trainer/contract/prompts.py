@@ -61,6 +61,8 @@ def _prompt(line: bytes) -> Prompt:
         raise ValueError(f"not JSON ({error})") from error
     is_object = isinstance(document, dict)
     if is_object and isinstance(document.get("messages"), list) and "prompt" not in document:
+        if problem := text_problem("the chat", json.dumps(document, ensure_ascii=False)):
+            raise ValueError(str(problem))
         return dict(document)
     prompt = document.get("prompt") if is_object else None
     if not isinstance(prompt, str):
