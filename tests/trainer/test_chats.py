@@ -382,7 +382,10 @@ def batch_config(directory: Path, model: dict[str, Any], packing: bool, **keys: 
     return config | keys
 
 
-@pytest.fixture(scope="module", params=[pytest.param(LLAMA, id="dense"), pytest.param(MOE, id="experts")])
+@pytest.fixture(
+    scope="module",  # a layer of MOE is dense, too
+    params=[pytest.param(LLAMA, id="dense", marks=pytest.mark.slow), pytest.param(MOE, id="experts")],
+)
 def unpacked(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], Run]:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import operator
+from collections import Counter
 
 from hpcgen.planning.memory.adapters import adapter_bytes
 from hpcgen.planning.memory.attention import Part, attention_part
@@ -306,7 +307,8 @@ def _in_flight(
     warmup = 2 * after + (chunks - 1) * stages if chunks > 1 else after
     first = min(num_microbatches * chunks, warmup + stages * chunks)
     forward = [number // stages % chunks for number in range(first)]
-    numbers = [forward[:warmup].count(chunk) for chunk in range(chunks)]
+    before = Counter(forward[:warmup])
+    numbers = [before[chunk] for chunk in range(chunks)]
     found = []
     for started, finished in zip(forward[warmup:], forward[: stages * chunks], strict=False):
         numbers[started] += 1
