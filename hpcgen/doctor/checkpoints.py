@@ -88,8 +88,7 @@ def _passed_over(damaged: Sequence[Checkpoint], valid: Checkpoint) -> Iterator[C
         what=f"{_named(damaged)} newer than {valid.path.name} {'is' if len(damaged) == 1 else 'are'} damaged",
         evidence=tuple(f"{each.path}: {each.flaw}" for each in damaged[:3]),
         fix="Restore the files from a copy. Otherwise submit again: the next start sets the damaged directory aside "
-        "and "
-        f"resumes from {valid.path.name}, so {counted(lost, 'step')} {'is' if lost == 1 else 'are'} repeated.",
+        f"and resumes from {valid.path.name}, so {counted(lost, 'step')} {'is' if lost == 1 else 'are'} repeated.",
         page=COMPLETE_PAGE,
     )
 

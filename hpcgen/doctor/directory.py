@@ -260,8 +260,7 @@ def _no_metrics(files: RunFiles, path: Path) -> Iterator[Cause]:
             what="metrics.jsonl is missing, although the run has saved",
             evidence=(f"{path}: no such file, but {newest.path} is complete",),
             fix="Put it back if you have a copy. Otherwise submit again: the run resumes, and only the figures "
-            "before are "
-            "lost.",
+            "before are lost.",
             page=PAGE,
         )
 
@@ -283,8 +282,7 @@ def _locks(files: RunFiles) -> Iterator[Cause]:
                     what="A process was killed while it owned the directory",
                     evidence=(f"{path}: {named}, last renewed {duration(age)} ago",),
                     fix=f"Nothing: the next start waits {LOCK_DEAD_S:g} s for the owner and then begins. If the "
-                    "process "
-                    "still runs on that host, end it first.",
+                    "process still runs on that host, end it first.",
                     page="faults.md#it-does-not-start-again",
                 )
 

@@ -72,8 +72,7 @@ def _diverges(run: Run, metrics: str) -> Iterator[Cause]:
         lowest = int(losses.argmin())
         evidence.append(
             f"{metrics}: the median loss of {WINDOW} lines was {losses[lowest]:.3f} at iteration {ends[lowest]:,}, "
-            "and is "
-            f"{losses[-1]:.3f} at iteration {ends[-1]:,}"
+            f"and is {losses[-1]:.3f} at iteration {ends[-1]:,}"
         )
     if len(norms) * WINDOW >= MIN_LINES and norms[-1] > GREW * np.median(norms[1:-1]):
         earlier = float(np.median(norms[1:-1]))
@@ -91,8 +90,7 @@ def _diverges(run: Run, metrics: str) -> Iterator[Cause]:
         else "The gradient norm grows: the run becomes unstable",
         evidence=tuple(evidence),
         fix="Resume from a checkpoint before the rise with a lower optimizer.lr, a longer warm-up (lr_warmup_iters) "
-        "or a "
-        "lower clip_grad. If the data changed there, look at the mixture first.",
+        "or a lower clip_grad. If the data changed there, look at the mixture first.",
         page=PAGE,
     )
 
@@ -146,13 +144,11 @@ def _schedule_over(run: Run, metrics: str) -> Iterator[Cause]:
         what="The learning rate has reached its minimum, and many steps are left",
         evidence=(
             f"{metrics}: the learning rate is {recent[-1]:.3g} at iteration {iteration:,} of {total:,}; its maximum "
-            "was "
-            f"{known.max():.3g}",
+            f"was {known.max():.3g}",
             *((f"configuration: optimizer.lr_decay_iters = {decay}",) if decay is not None else ()),
         ),
         fix="Set optimizer.lr_decay_iters to training.train_iters, or leave it out, and resume from an older "
-        "checkpoint "
-        "with checkpoint.changed.",
+        "checkpoint with checkpoint.changed.",
         page=PAGE,
     )
 
@@ -182,8 +178,7 @@ def _skipped(history: History, metrics: str) -> Iterator[Cause]:
         what=f"{recent.mean():.0%} of the latest updates were skipped",
         evidence=(f"{metrics}: skipped is true in {int(recent.sum())} of the last {len(recent)} lines",),
         fix="With fp16, gradients overflow: use bf16, or a lower optimizer.lr. With training.skip_loss_spikes, find "
-        "out "
-        "which documents cause the spikes.",
+        "out which documents cause the spikes.",
         page="faults.md#the-loss-is-not-a-number",
     )
 
@@ -199,8 +194,7 @@ def _experts(history: History, metrics: str) -> Iterator[Cause]:
         what="A few experts take most tokens",
         evidence=(
             f"{metrics}: moe_max_load is {np.median(recent):.2f} (median of the last {len(recent)} lines); 1 is an "
-            "even "
-            "share",
+            "even share",
         ),
         fix="Balance the routing: moe_router_load_balancing_type with moe_aux_loss_coeff, or "
         "moe_router_enable_expert_bias.",

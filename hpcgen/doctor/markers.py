@@ -39,8 +39,7 @@ def _done(files: RunFiles) -> Iterator[Cause]:
             what="DONE is damaged",
             evidence=(f"{path}:1: {show(lines[0]) if lines else 'it is empty'}, not the last iteration",),
             fix="Remove it and submit again: the run checks its newest checkpoint, and writes DONE if nothing is "
-            "left. "
-            f"rm {path}",
+            f"left. rm {path}",
             page=PAGE,
         )
     elif FAILED in files.markers:

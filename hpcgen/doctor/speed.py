@@ -113,8 +113,7 @@ def _slower_than_before(history: History, metrics: str) -> Iterator[Cause]:
                 f"{duration(float(np.median(now)))}",
             ),
             fix="Nodes, storage or the fabric have become slower: check the nodes with the stage node-health, the "
-            "fabric "
-            "with nccl-test, and which part of the step grew with hpcgen report.",
+            "fabric with nccl-test, and which part of the step grew with hpcgen report.",
             page=PAGE,
         )
 
