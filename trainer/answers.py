@@ -128,7 +128,7 @@ def open_answers(config: TrainerConfig, run: RunDirectory, iteration: int, log: 
     prompts = found.texts
     last = at_rank_0(lambda: _drop_after(run.answers, iteration, len(prompts)), run.answers, "written")
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(Options)}
-    options = Options(**values | {"stop": (*settings.stop, *((found.end,) if found.end else ()))})
+    options = Options(**values | {"stop": (*settings.stop, *found.ends)})
     _require_room(path, prompts, tokenizer, config.model.seq_length)
     return Answers(prompts, tokenizer, options, settings.max_seconds, run.answers, log, last)
 

@@ -13,6 +13,7 @@ from tests.data.chat_corpora import (
     MARKED_CHATML,
     MISTRAL,
     SPECIAL_TOKENS,
+    TOOLS,
     chat,
     model_template,
     tool_chat,
@@ -38,15 +39,25 @@ ZEPHYR = (
 
 SPEAKING = tool_chat()
 SPEAKING["messages"][1]["content"] = "Let me look."
+SCHEMAS = "{{ tools | tojson }}"
+QUOTING = {
+    "messages": [
+        {"role": "user", "content": "Rain in Oslo?"},
+        {"role": "tool", "name": "rain", "content": "yes"},
+        {"role": "assistant", "content": "It says yes."},
+    ]
+}
+"""The answer quotes what the template may leave out."""
+USER_MARKED = MARKED_CHATML.replace("role == 'assistant'", "role == 'user'")
 _CALL = "{{ message.tool_calls[0].function.name }}"
-TOOLS_OR_TEXT = (
-    CHATML.replace("{{ message.content }}", f"{{{{ message.content or {_CALL[3:-3]} }}}}") + "{# tools #}"
+TOOLS_OR_TEXT = SCHEMAS + CHATML.replace(
+    "{{ message.content }}", f"{{{{ message.content or {_CALL[3:-3]} }}}}"
 )
 """Leaves out calls next to a text, as DeepSeek-R1's template does."""
-CALLS_ONLY = CHATML.replace(
+CALLS_ONLY = SCHEMAS + CHATML.replace(
     "{{ message.content }}",
     f"{{% if message.tool_calls %}}{_CALL}{{% else %}}{{{{ message.content }}}}{{% endif %}}",
-).replace("{% for", "{# tools #}{% for", 1)
+)
 """Leaves out the text next to calls."""
 
 
@@ -205,7 +216,29 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_name(name: str) ->
         ),
         (MARKED_CHATML.replace("%}{{ message.content }}<|im", "%}<|im"), ONE, BadChatError, "writes only"),
         (MARKED_CHATML.replace("role == 'assistant'", "role == 'model'"), ONE, BadChatError, "marks no text"),
+        (
+            MARKED_CHATML.replace("<|im_end|>{% endgeneration %}", "{% endgeneration %}"),
+            ONE,
+            ChatTemplateError,
+            "ends with 'Hello!', which is not a token that ends a turn",
+        ),
+        (USER_MARKED, TWO, ChatTemplateError, r"has the text of message 1 \(user\), 'Hi'"),
+        (
+            "{% for m in messages %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}",
+            ONE,
+            ChatTemplateError,
+            r"has the text of message 0 \(user\), 'Hi'",
+        ),
         (model_template("llama3"), tool_chat(), BadChatError, "tools"),
+        (CHATML + "{# tools #}", chat("Hi", "Hello!", tools=TOOLS), BadChatError, "tools"),
+        (SCHEMAS + CHATML, SPEAKING, BadChatError, "does not write the call of 'rain' in message 1"),
+        (CALLS_ONLY, tool_chat(), BadChatError, "the arguments of the call of 'rain' in message 1"),
+        (
+            CHATML.replace("{{ message.content }}", "{{ message.content if message.role != 'tool' }}"),
+            QUOTING,
+            BadChatError,
+            "writes nothing of message 1, which has the role 'tool'",
+        ),
         (TOOLS_OR_TEXT, SPEAKING, BadChatError, "does not write the call of 'rain' in message 1"),
         (CALLS_ONLY, SPEAKING, BadChatError, "writes nothing of message 1, which has the role 'assistant'"),
         (ZEPHYR, DEVELOPER, BadChatError, "writes nothing of message 0, which has the role 'developer'"),
@@ -262,19 +295,42 @@ def test_bad_chats(document: dict[str, Any], kind: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "token"),
+    ("name", "tokens"),
     [
-        ("qwen2_5", "<|im_end|>"),
-        ("gemma3", "<end_of_turn>"),
-        ("llama3_1", "<|eot_id|>"),
-        ("gptoss", "<|return|>"),
-        ("deepseekv3", "<｜end▁of▁sentence｜>"),
-        ("glm4moe", None),
+        ("qwen2_5", ["<|im_end|>"]),
+        ("gemma3", ["<end_of_turn>"]),
+        ("llama3_1", ["<|eot_id|>"]),
+        ("gptoss", ["<|return|>"]),
+        ("deepseekv3", ["<｜end▁of▁sentence｜>"]),
+        ("glm4moe", []),
     ],
 )
-def test_the_token_that_ends_an_answer(name: str, token: str | None) -> None:
+def test_the_token_that_ends_an_answer(name: str, tokens: list[str]) -> None:
     """Also for templates that are refused for training."""
-    assert template(model_template(name), date=datetime.date(2026, 1, 2)).end_of_turn() == token
+    found = template(model_template(name), date=datetime.date(2026, 1, 2))
+    assert found.ends_of_turn() == tuple(tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "tokens"),
+    [
+        ("gptoss", {}, ["<|return|>", "<|call|>"]),
+        ("qwen2_5", {}, ["<|im_end|>"]),
+        ("llama3_1", {"builtin_tools": ["brave_search"]}, ["<|eot_id|>", "<|eom_id|>"]),
+    ],
+)
+def test_a_call_of_a_tool_may_end_with_a_token_of_its_own(
+    name: str, variables: dict[str, Any], tokens: list[str]
+) -> None:
+    """It ends the answer too: the tokens that training learns at the ends of answers are those that end generation."""
+    chat_of = read_chat(tool_chat() | {"chat_template_kwargs": variables})
+    assert isinstance(chat_of, Chat)
+    added = (*SPECIAL_TOKENS, "<|eom_id|>")
+    today = datetime.date(2026, 1, 2)
+    found = ChatTemplate(name, model_template(name), special_tokens=VARIABLES, added_tokens=added, date=today)
+    assert found.ends_of_turn(chat_of) == tuple(tokens)
+    text, spans = render_answers(found, chat_of)
+    assert {next(filter(text[:end].endswith, tokens), None) for _, end in spans} == set(tokens)
 
 
 def test_the_date_may_be_chosen() -> None:

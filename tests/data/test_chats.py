@@ -418,11 +418,10 @@ def test_a_template_is_refused_before_a_job_is_queued(tmp_path: Path) -> None:
 
 def test_masks_of_ones_stop_a_unit_at_its_first_block(tmp_path: Path) -> None:
     """Not at its end: 200 chats of 40 kB are two blocks, and the second is not JSON."""
-    everything = "{% generation %}" + CHATML + "{% endgeneration %}"
-    job = corpus_of(tmp_path, [chat("a " * 10_000, "b " * 10_000)] * 200, everything)
+    corpus_of(tmp_path, [{"prompt": "", "completion": "b " * 20_000}] * 200)
     with (tmp_path / "source" / "chats.jsonl").open("a") as file:
         file.write("not JSON\n")
-    job = job_of(tmp_path, ["chats.jsonl"], everything, verify_fraction=0.0)
+    job = job_of(tmp_path, ["chats.jsonl"], verify_fraction=0.0)
     with pytest.raises(HpcgenError, match=r"all of the .* tokens of \d+ chats would be learned"):
         prepared(job)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from trainer.chats.chat import ASSISTANT, Chat, roles
 from trainer.chats.errors import BadChatError, ChatTemplateError
+from trainer.chats.omissions import require_messages, require_tools, with_longer_content
 from trainer.chats.template import ChatTemplate
 
 Span = tuple[int, int]
@@ -25,14 +24,13 @@ def render_answers(template: ChatTemplate, chat: Chat) -> tuple[str, list[Span]]
 
     Raises:
         BadChatError: the template refuses the chat, or leaves out an answer, another message or the tools.
-        ChatTemplateError: the template renders the beginning of a chat differently if more messages follow, or an
-            answer does not end with a token that ends it.
+        ChatTemplateError: the template renders the beginning of a chat differently if more messages follow, an answer
+            does not end with a token that ends it, or a generation block has what others than the assistant write.
     """
-    if chat.tools and not template.uses_tools:
-        raise BadChatError("tools are left out", "it has tools, which the chat template does not write")
+    require_tools(template, chat)
     text, spans = (_marked_answers if template.marks_answers else _derived_answers)(template, chat)
     _require_text(template, text, spans)
-    _require_messages(template, chat, text)
+    require_messages(template, chat, text)
     return text, spans
 
 
@@ -49,19 +47,47 @@ def _derived_answers(template: ChatTemplate, chat: Chat) -> tuple[str, list[Span
 
 
 def _marked_answers(template: ChatTemplate, chat: Chat) -> tuple[str, list[Span]]:
-    text, spans = template.render_marked(chat)
+    text, blocks = template.render_marked(chat)
+    spans = _joined(blocks)
+    _require_own_text(template, chat, [text[begin:end] for begin, end in blocks])
     if chat.num_prompt_messages:
         learned_from = _beginning(template, chat, text, chat.num_prompt_messages)
         spans = [span for span in spans if span[0] >= learned_from]
-    for begin, end in spans:
+    num_answers = sum(message["role"] == ASSISTANT for message in chat.messages[chat.num_prompt_messages :])
+    for number, (begin, end) in enumerate(spans, 1):
+        # an answer may have several blocks, of which the last one ends it
+        is_end = number == len(spans) or len(spans) <= num_answers
         following = next(filter(text[end:].lstrip().startswith, template.added_tokens), None)
-        if following is not None and not text[:end].rstrip().endswith(template.added_tokens):
+        if (is_end or following) and not text[begin:end].rstrip().endswith(template.added_tokens):
+            what = f"before the token {following!r}" if following else "which is not a token that ends a turn"
+            remedy = (
+                "move the token into the block" if following else "write such a token at the end of the block"
+            )
             raise ChatTemplateError(
-                f"a generation block of the chat template ends with {text[max(begin, end - _CONTEXT) : end]!r}, before "
-                f"the token {following!r}. A model would not learn to end its answer; move the token into the block",
+                f"a generation block of the chat template ends with {text[max(begin, end - _CONTEXT) : end]!r}, "
+                f"{what}. A model would not learn to end its answer; {remedy}",
                 where=template.name,
             )
-    return text, _joined(spans)
+    return text, spans
+
+
+def _require_own_text(template: ChatTemplate, chat: Chat, blocks: list[str]) -> None:
+    """Refuses generation blocks that have what others than the assistant write."""
+    learned = "\0".join(blocks)
+    for index, message in enumerate(chat.messages):
+        content = message["content"].strip()
+        if message["role"] == ASSISTANT or not content or content not in learned:
+            continue
+        try:
+            text, spans = template.render_marked(with_longer_content(chat, index))
+        except BadChatError:
+            continue
+        if [text[begin:end] for begin, end in spans] != blocks:  # it is no quotation in an answer
+            raise ChatTemplateError(
+                f"a generation block of the chat template has the text of message {index} ({message['role']}), "
+                f"{content[:_CONTEXT]!r}. A model would learn to write it; move it out of the block",
+                where=template.name,
+            )
 
 
 def _require_text(template: ChatTemplate, text: str, spans: list[Span]) -> None:
@@ -76,36 +102,6 @@ def _require_text(template: ChatTemplate, text: str, spans: list[Span]) -> None:
                 f"the chat template writes only {answer!r} for an answer, so it does not support what the message has, "
                 "such as tool_calls",
             )
-
-
-def _require_messages(template: ChatTemplate, chat: Chat, text: str) -> None:
-    """Refuses a chat of which the template leaves out a message, for example one of a role that it does not know."""
-    for index, message in enumerate(chat.messages):
-        if _is_left_out(template, chat, text, index):
-            raise BadChatError(
-                "the chat template leaves out a message",
-                f"the chat template writes nothing of message {index}, which has the role {message['role']!r}",
-            )
-        names = ((call.get("function") or call).get("name") for call in message.get("tool_calls", ()))
-        if missing := next((name for name in names if isinstance(name, str) and name not in text), None):
-            raise BadChatError(
-                "the chat template leaves out a tool call",
-                f"the chat template does not write the call of {missing!r} in message {index}",
-            )
-
-
-def _is_left_out(template: ChatTemplate, chat: Chat, text: str, index: int) -> bool:
-    """Returns whether `text`, the rendered chat, has nothing of a message's content."""
-    message = chat.messages[index]
-    content = message["content"].strip()
-    if not content or content in text:
-        return False
-    instead = [{**message, "content": ""}] if message["role"] == ASSISTANT else []
-    others = [*chat.messages[:index], *instead, *chat.messages[index + 1 :]]
-    try:
-        return template.render(dataclasses.replace(chat, messages=others)) == text
-    except BadChatError:
-        return False  # the template needs the message
 
 
 def _body(answer: str, added_tokens: tuple[str, ...]) -> str:

@@ -27,19 +27,20 @@ class Texts:
     """Prompts as texts."""
 
     texts: list[str]
-    end: str | None = None
-    """Token that ends an answer; None without chats, or if it is unknown."""
+    ends: tuple[str, ...] = ()
+    """Tokens that end an answer; empty without chats, or if they are unknown."""
 
 
 def texts_of(prompts: Sequence[Prompt], tokenizer: str, options: ChatOptions) -> Texts:
     """The texts of prompts. `tokenizer` is the path of a tokenizer.json or of its directory.
 
     Raises:
-        TrainerError: a chat cannot be rendered, or there is no chat template.
+        TrainerError: a chat cannot be rendered, the template leaves out a part of it, or there is none.
     """
     if all(isinstance(prompt, str) for prompt in prompts):
         return Texts([str(prompt) for prompt in prompts])
     from trainer.chats.files import load_template  # imports Jinja, which few runs need
+    from trainer.chats.omissions import require_messages, require_tools
 
     file = Path(tokenizer)
     file = file / "tokenizer.json" if file.is_dir() else file
@@ -53,13 +54,18 @@ def texts_of(prompts: Sequence[Prompt], tokenizer: str, options: ChatOptions) ->
         name=options.template_name,
         date=datetime.date.fromisoformat(options.date) if options.date else None,
     )
-    texts = []
+    texts, ends = list[str](), dict[str, None]()
     for number, prompt in enumerate(prompts, 1):
         if isinstance(prompt, str):
             texts.append(prompt)
             continue
         try:
-            texts.append(template.render(read_prompt(prompt), add_generation_prompt=True))
+            chat = read_prompt(prompt)
+            text = template.render(chat, add_generation_prompt=True)
+            require_tools(template, chat)
+            require_messages(template, chat, text, add_generation_prompt=True)
         except BadChatError as error:
             raise TrainerError(f"prompt {number}: {error.reason}") from error
-    return Texts(texts, template.end_of_turn())
+        texts.append(text)
+        ends |= dict.fromkeys(template.ends_of_turn(chat))
+    return Texts(texts, tuple(ends))

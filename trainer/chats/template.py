@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import re
@@ -48,8 +49,8 @@ class ChatTemplate:
         self.name, self.source = name, source
         self.added_tokens = tuple(token for token in added_tokens if token.strip())
         """Tokens of the vocabulary that are always a token of their own, such as those that end a turn."""
-        self.uses_tools = re.search(r"\btools\b", source) is not None
-        """False if the template leaves out the schemas of functions."""
+        self.names_tools = re.search(r"\btools\b", source) is not None
+        """False if the template certainly leaves out the schemas of functions."""
         self.variables = {**special_tokens, **(variables or {})}
         """Variables of every chat."""
         environment = _environment(self._formatted(date))
@@ -85,15 +86,32 @@ class ChatTemplate:
         """
         return _without_marks(self._render(chat, chat.messages, False))
 
-    def end_of_turn(self) -> str | None:
-        """The token that ends an answer; None if the template writes none after it, or refuses a short chat."""
+    def ends_of_turn(self, chat: Chat | None = None) -> tuple[str, ...]:
+        """The tokens that end an answer to `chat`: a text, and with tools or variables a call. Default: any short chat.
+
+        Empty if the template writes no token after them, or refuses short chats.
+        """
+        chat = chat or Chat([])
         question, answer = {"role": "user", "content": "Hello"}, {"role": ASSISTANT, "content": "Goodbye"}
+        text = self._text_or_none(dataclasses.replace(chat, messages=[question, answer]))
+        rests = [text.rpartition(answer["content"])[2].lstrip()] if text else []
+        ends = [max(filter(rest.startswith, self.added_tokens), key=len, default=None) for rest in rests]
+        if chat.tools or chat.variables:  # variables may offer built-in tools
+            function = {"name": "hello", "arguments": {"to": "all"}}
+            calling = {
+                **answer,
+                "content": "",
+                "tool_calls": [{"id": "call00000", "type": "function", "function": function}],
+            }
+            text = self._text_or_none(dataclasses.replace(chat, messages=[question, calling])) or ""
+            ends.append(max(filter(text.rstrip().endswith, self.added_tokens), key=len, default=None))
+        return tuple(dict.fromkeys(end for end in ends if end is not None))
+
+    def _text_or_none(self, chat: Chat) -> str | None:
         try:
-            text = self.render(Chat([question, answer]))
+            return self.render(chat)
         except BadChatError:
             return None
-        rest = text.rpartition(answer["content"])[2].lstrip()
-        return max(filter(rest.startswith, self.added_tokens), key=len, default=None)
 
     def _render(self, chat: Chat, messages: list[Message], add_generation_prompt: bool) -> str:
         variables = {**self.variables, **chat.variables}

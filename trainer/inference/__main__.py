@@ -48,12 +48,14 @@ def main() -> int:
     arguments = _parser().parse_args()
     try:
         ranks = find_ranks(os.environ)
+        with _same_on_all_ranks():
+            found = _early_texts(arguments, ranks)
         model, tokenizer = _load(arguments, ranks)
         with _same_on_all_ranks():
             if arguments.prompts is None:
                 _converse(model, tokenizer, arguments, ranks)
             else:
-                _answer(model, tokenizer, arguments, ranks)
+                _answer(model, tokenizer, found, arguments, ranks)
         if ranks.world_size > 1:
             from trainer.distributed import groups
 
@@ -116,16 +118,18 @@ def _same_on_all_ranks() -> Iterator[None]:
         raise error.on_all_ranks() from error
 
 
-def _options(arguments: argparse.Namespace, end: str | None = None) -> Options:
-    """The options for generation. `end` ends an answer in a chat."""
+def _options(arguments: argparse.Namespace, ends: tuple[str, ...] = ()) -> Options:
+    """The options for generation. Each of `ends` ends an answer in a chat."""
     values = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(Options)}
-    return Options(**values | {"stop": (*arguments.stop, *((end,) if end else ()))})
+    return Options(**values | {"stop": (*arguments.stop, *ends)})
 
 
-def _answer(model: Model, tokenizer: Tokenizer, arguments: argparse.Namespace, ranks: Ranks) -> None:
-    """Continue the prompts of a file."""
-    found = _from_rank_0(lambda: _texts(arguments), ranks)
-    prompts, options = found.texts, _options(arguments, found.end)
+def _answer(
+    model: Model, tokenizer: Tokenizer, found: Texts | None, arguments: argparse.Namespace, ranks: Ranks
+) -> None:
+    """Continue the prompts of a file. `found` are those that have been read early."""
+    found = _from_rank_0(lambda: found or _texts(arguments), ranks)
+    prompts, options = found.texts, _options(arguments, found.ends)
     # A terminal shows a single text while it is generated.
     is_shown = len(prompts) == 1 and not arguments.json and not arguments.output and sys.stdout.isatty()
     started, num_tokens, lines = time.monotonic(), 0, []
@@ -186,7 +190,7 @@ def _converse(model: Model, tokenizer: Tokenizer, arguments: argparse.Namespace,
         on_text = _print if ranks.rank == 0 else None
         try:
             found = _as_texts([{"messages": asked} if arguments.chat else line], arguments)
-            options = _options(arguments, found.end)
+            options = _options(arguments, found.ends)
             for completion in generate(model, tokenizer, found.texts, options, on_text):
                 _print("\n" if ranks.rank == 0 else "")
                 messages = [*asked, {"role": "assistant", "content": completion.text}]
@@ -230,6 +234,13 @@ def _print(text: str) -> None:
         text = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def _early_texts(arguments: argparse.Namespace, ranks: Ranks) -> Texts | None:
+    """The prompts before the weights are read, so that mistakes in them cost no time. None if only rank 0 has them."""
+    if arguments.prompts is None or (arguments.prompts == "-" and ranks.world_size > 1):
+        return None
+    return _texts(arguments)
 
 
 def _texts(arguments: argparse.Namespace) -> Texts:

@@ -122,6 +122,13 @@ def test_a_prompt_that_fills_the_model_is_refused(run: Path, tmp_path: Path) -> 
     assert message.startswith("trainer: prompt 1 has 64 tokens, but the model has 64 positions")
 
 
+def test_prompts_are_read_before_the_weights(copy: Path, tmp_path: Path) -> None:
+    for shard in copy.rglob("*.distcp"):
+        shard.unlink()
+    (tmp_path / "bad.jsonl").write_text("not JSON\n")
+    assert "bad.jsonl:1: not JSON" in refused(copy, "--prompts", str(tmp_path / "bad.jsonl"))
+
+
 def test_a_layout_for_other_ranks_is_refused(run: Path) -> None:
     message = refused(run, "--prompts", str(run / "prompts.jsonl"), "--tensor-model-parallel-size", "2")
     assert message.startswith("trainer: TP x PP = 2 x 1 = 2, but the number of ranks is 1 ")
