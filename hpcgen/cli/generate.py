@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from hpcgen.cli.options import override_option, read_absolute
 from hpcgen.config.corpus import ChatConfig
 from hpcgen.errors import ConfigErrors, HpcgenError
 from trainer.contract.config.choice import text_problem
-from trainer.contract.record import replaced
 
 if TYPE_CHECKING:
     from hpcgen.config.run import RunConfig
@@ -167,13 +165,11 @@ def command(
 
 
 def _chat_options(run: RunConfig | None) -> Iterator[str]:
-    """The chat template of the run's corpus. A template that writes the date gets its date, or else that of today."""
+    """The options for the chat template of the run's corpus."""
     from hpcgen.planning.paths import chat_of
     from hpcgen.stages.generate import chat_options
 
-    chat = ChatConfig() if run is None else chat_of(run)
-    today = datetime.now().astimezone().date().isoformat()
-    return chat_options(replaced(chat, date=chat.date or today))
+    return chat_options(ChatConfig() if run is None else chat_of(run))
 
 
 def _read_run(config: Path | None, overrides: tuple[str, ...]) -> RunConfig | None:

@@ -117,7 +117,6 @@ def test_a_message_is_passed_with_the_chat_template_of_the_run(passed_on: list[s
     assert hpcgen("generate", "-c", run, "--prompt", "Hi", "--chat").status == 7
     assert json.loads(passed_on[-1]) == {"messages": [{"role": "user", "content": "Hi"}]}
     assert f"--chat-template={tmp_path / 'own.jinja'}" in passed_on
-    assert any(argument.startswith("--chat-date=2") for argument in passed_on)
 
 
 def test_a_chat_is_typed(run: Path, passed_on: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

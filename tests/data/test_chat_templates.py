@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +18,14 @@ from tests.data.chat_corpora import (
     chat,
     model_template,
     tool_chat,
+    write_tokenizer,
 )
 from trainer.chats.answers import render_answers
 from trainer.chats.chat import Chat, read_chat
 from trainer.chats.errors import BadChatError, ChatTemplateError
+from trainer.chats.prompts import ChatOptions, texts_of
 from trainer.chats.template import ChatTemplate
+from trainer.contract.errors import TrainerError
 
 ONE = chat("Hi", "Hello!")
 DEVELOPER = {"messages": [{"role": "developer", "content": "Be brief."}, *ONE["messages"]]}
@@ -48,6 +52,12 @@ QUOTING = {
     ]
 }
 """The answer quotes what the template may leave out."""
+REASONED = {
+    "messages": [
+        ONE["messages"][0],
+        {"role": "assistant", "content": "Hello!", "reasoning_content": "A greeting."},
+    ]
+}
 USER_MARKED = MARKED_CHATML.replace("role == 'assistant'", "role == 'user'")
 _CALL = "{{ message.tool_calls[0].function.name }}"
 TOOLS_OR_TEXT = SCHEMAS + CHATML.replace(
@@ -252,6 +262,10 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_name(name: str) ->
             "unsafe|sandbox",
         ),
         ("{% set n = namespace() %}{% set n.__class__ = 1 %}", ONE, ChatTemplateError, "underscored"),
+        ("{{ 'x' * 10000000000 }}" + CHATML, ONE, ChatTemplateError, "sandbox forbids: a result of"),
+        ("{{ 10000000000 * [1] }}" + CHATML, ONE, ChatTemplateError, "sandbox forbids: a result of"),
+        ("{{ 10 ** 10000000000 }}" + CHATML, ONE, ChatTemplateError, "sandbox forbids: a result of"),
+        (CHATML, REASONED, BadChatError, "does not write the reasoning of message 1"),
         ("{{ strftime_now('%d') }}", ONE, ChatTemplateError, r"data\.corpus\.chat\.date"),
         ("{% if %}", ONE, ChatTemplateError, r"^a\.jinja:1: .*not valid Jinja"),
     ],
@@ -337,3 +351,21 @@ def test_the_date_may_be_chosen() -> None:
     """Without it, even a template that could do without refuses, since its text depends on the day."""
     with pytest.raises(ChatTemplateError, match="today's date"):
         marked(model_template("llama3_2"), ONE)
+
+
+def test_prompts_get_the_date_of_today(tmp_path: Path) -> None:
+    """A corpus needs a date of its own, because it stays; a question is asked today."""
+    file = write_tokenizer(tmp_path, "{{ strftime_now('%Y-%m-%d') }}" + CHATML)
+    today = datetime.date.today().isoformat()
+    for date in (None, "2026-01-02"):
+        found = texts_of(
+            [{"messages": [{"role": "user", "content": "Hi"}]}], str(file), ChatOptions(date=date)
+        )
+        assert found.texts == [f"{date or today}{IM}user\nHi<|im_end|>\n{IM}assistant\n"]
+
+
+def test_prompts_of_which_the_template_leaves_out_a_part_are_refused(tmp_path: Path) -> None:
+    file = write_tokenizer(tmp_path)
+    prompt = {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS}
+    with pytest.raises(TrainerError, match="prompt 1: it has tools, which the chat template does not write"):
+        texts_of([prompt], str(file), ChatOptions())

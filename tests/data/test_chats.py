@@ -103,7 +103,7 @@ def problems(prefix: Path, record: Record | None) -> list[str]:
 
 
 def test_answers_and_the_tokens_that_end_them_are_learned(tmp_path: Path) -> None:
-    job = corpus_of(tmp_path, [*CHATS[:2], {"prompt": "2+2=", "completion": "4"}, tool_chat()][:3])
+    job = corpus_of(tmp_path, [*CHATS[:2], {"prompt": "2+2=", "completion": "4"}])
     record = prepared(job)
     text = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     rest = "<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainer.chats.chat import ASSISTANT, Chat, roles
 from trainer.chats.errors import BadChatError, ChatTemplateError
-from trainer.chats.omissions import require_messages, require_tools, with_longer_content
+from trainer.chats.omissions import require_messages, require_reasoning, require_tools, with_longer_content
 from trainer.chats.template import ChatTemplate
 
 Span = tuple[int, int]
@@ -31,6 +31,7 @@ def render_answers(template: ChatTemplate, chat: Chat) -> tuple[str, list[Span]]
     text, spans = (_marked_answers if template.marks_answers else _derived_answers)(template, chat)
     _require_text(template, text, spans)
     require_messages(template, chat, text)
+    require_reasoning(template, chat, text)
     return text, spans
 
 

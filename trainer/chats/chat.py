@@ -15,7 +15,9 @@ ASSISTANT = "assistant"
 ROLES = ("system", "developer", "user", ASSISTANT, "tool", "function", "ipython")
 """Roles of messages. Templates print other roles as they are, or leave the message out."""
 MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = "reasoning_content"
+"""Key of an assistant's reasoning in a `Message`."""
+REASONING_KEYS = (REASONING, "thinking", "reasoning")
 """Keys of an assistant's reasoning. Templates read the first two."""
 _SHOWN = 60
 
@@ -156,12 +158,12 @@ def _message(value: Any, name: str) -> Message:
         raise BadChatError("content is not text", f"{name}.content {problem}")
     reasoning = _reasoning(message)
     if reasoning is not None:
-        message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        message = {"thinking": reasoning, **message, REASONING: reasoning}
     return message
 
 
 def _reasoning(message: Message) -> Any:
-    return next((message[key] for key in _REASONING if message.get(key)), None)
+    return next((message[key] for key in REASONING_KEYS if message.get(key)), None)
 
 
 def _tool_calls(calls: Any, name: str) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a chat template leaves out of a chat: messages, calls of tools and their arguments, and the tools.
+"""What a chat template leaves out of a chat: messages, reasoning, calls of tools and their arguments, and the tools.
 
 A template that ignores something renders the same text without it. So each part of a chat is changed a little, and the
 text must change with it. Searching the text for the part is not enough: the name of a called function is also in the
@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.chats.chat import Chat
+from trainer.chats.chat import ASSISTANT, REASONING, REASONING_KEYS, Chat
 from trainer.chats.errors import BadChatError
 from trainer.chats.template import ChatTemplate
 
@@ -43,10 +43,7 @@ def require_messages(
     """
 
     def is_ignored(changed: Chat) -> bool:
-        try:
-            return template.render(changed, add_generation_prompt=add_generation_prompt) == text
-        except BadChatError:
-            return False  # the template reads what has changed
+        return _is_ignored(template, changed, text, add_generation_prompt=add_generation_prompt)
 
     contents = "\0".join(message["content"] for message in chat.messages)
     for index, message in enumerate(chat.messages):
@@ -72,6 +69,38 @@ def require_messages(
                     "the chat template leaves out the arguments of a tool call",
                     f"the chat template does not write the arguments of the call of {name!r} in message {index}",
                 )
+
+
+def require_reasoning(template: ChatTemplate, chat: Chat, text: str) -> None:
+    """Refuses a chat of which `text`, what the template renders, lacks the reasoning of the last answer.
+
+    Templates leave out that of earlier answers on purpose.
+
+    Raises:
+        BadChatError: it lacks it.
+    """
+    index = max(index for index, message in enumerate(chat.messages) if message["role"] == ASSISTANT)
+    message = chat.messages[index]
+    reasoning = message.get(REASONING)
+    if not isinstance(reasoning, str) or reasoning.strip() in text:
+        return
+    longer = {key: f"{reasoning}{_ADDED}" for key in REASONING_KEYS if key in message}
+    if _is_ignored(template, _with_message(chat, index, longer), text):
+        raise BadChatError(
+            "the chat template leaves out the reasoning",
+            f"the chat template does not write the reasoning of message {index}, the last answer. Remove it from the "
+            "chat, or use a template that writes it",
+        )
+
+
+def _is_ignored(
+    template: ChatTemplate, changed: Chat, text: str, *, add_generation_prompt: bool = False
+) -> bool:
+    """Returns whether the template renders the same text for a changed chat."""
+    try:
+        return template.render(changed, add_generation_prompt=add_generation_prompt) == text
+    except BadChatError:
+        return False  # the template reads what has changed
 
 
 def with_longer_content(chat: Chat, index: int) -> Chat:

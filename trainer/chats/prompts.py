@@ -20,6 +20,7 @@ class ChatOptions:
     template_file: str | None = None
     template_name: str | None = None
     date: str | None = None
+    """Date that the template writes. Default: today's, since a question is asked today, while a corpus stays."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def texts_of(prompts: Sequence[Prompt], tokenizer: str, options: ChatOptions) ->
         file,
         Path(options.template_file) if options.template_file else None,
         name=options.template_name,
-        date=datetime.date.fromisoformat(options.date) if options.date else None,
+        date=datetime.date.fromisoformat(options.date) if options.date else datetime.date.today(),
     )
     texts, ends = list[str](), dict[str, None]()
     for number, prompt in enumerate(prompts, 1):

@@ -19,6 +19,7 @@ from trainer.contract.problem import FilePlace
 
 OLDEST_JINJA = (3, 1, 6)
 """Earlier versions have known ways out of the sandbox."""
+_LONGEST_PRODUCT = 1_000_000
 _BEGIN, _END = "\udc02", "\udc03"
 """Marks of a generation block in what a template renders. A valid text has no surrogates."""
 
@@ -204,15 +205,44 @@ def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
 
 def _environment(strftime_now: Callable[[str], str]) -> ImmutableSandboxedEnvironment:
     """Environment with the settings of transformers' apply_chat_template."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = strftime_now
     environment.globals["dict"] = _Dictionary()
     environment.globals["namespace"] = _Namespace
     return environment
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox without products and powers that fill the memory. Jinja itself limits `range`."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        """Computes a product or a power.
+
+        Raises:
+            SecurityError: it would be longer than _LONGEST_PRODUCT items, or have more bits.
+        """
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * right if operator == "**" else 0
+        else:
+            bits = max(
+                (
+                    len(items) * count
+                    for items, count in ((left, right), (right, left))
+                    if _can_repeat(items, count)
+                ),
+                default=0,
+            )
+        if bits > _LONGEST_PRODUCT:
+            raise SecurityError(f"a result of {operator} would have {bits:,} items")
+        return super().call_binop(context, operator, left, right)
+
+
+def _can_repeat(items: Any, count: Any) -> bool:
+    return isinstance(items, (str, list, tuple)) and isinstance(count, int)
 
 
 def _tojson(

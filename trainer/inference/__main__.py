@@ -187,15 +187,18 @@ def _converse(model: Model, tokenizer: Tokenizer, arguments: argparse.Namespace,
     messages: list[dict[str, str]] = []
     while (line := _from_rank_0(_read_line, ranks)) is not None:
         asked = [*messages, {"role": "user", "content": line}]
+        prompt: Prompt = {"messages": asked} if arguments.chat else line
         on_text = _print if ranks.rank == 0 else None
         try:
-            found = _as_texts([{"messages": asked} if arguments.chat else line], arguments)
+            found = _from_rank_0(lambda prompt=prompt: _as_texts([prompt], arguments), ranks)  # type: ignore[misc]
             options = _options(arguments, found.ends)
             for completion in generate(model, tokenizer, found.texts, options, on_text):
                 _print("\n" if ranks.rank == 0 else "")
                 messages = [*asked, {"role": "assistant", "content": completion.text}]
         except TrainerError as error:  # a prompt that is too long
-            _print(f"{error}\n" if ranks.rank == 0 else "")
+            restart = ". The chat begins again with the next line" if messages else ""
+            _print(f"{error}{restart}\n" if ranks.rank == 0 else "")
+            messages = []
     _print("\n" if ranks.rank == 0 else "")
 
 
