@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_type_hints
 
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.files.run_directory import RunDirectory
@@ -26,14 +27,7 @@ class Answer:
     """Why the answer ends: eod, stop, length or time."""
 
 
-_TYPES = {
-    "iteration": int,
-    "number": int,
-    "prompt": str,
-    "answer": str,
-    "tokens": int,
-    "finish_reason": str,
-}
+_TYPES: dict[str, type] = get_type_hints(Answer)
 
 
 def read_answers(run_dir: Path) -> tuple[Answer, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.data.chat_corpora import (
 from trainer.chats.answers import render_answers
 from trainer.chats.chat import Chat, read_chat
 from trainer.chats.errors import BadChatError, ChatTemplateError
+from trainer.chats.files import load_template
 from trainer.chats.prompts import ChatOptions, texts_of
 from trainer.chats.template import ChatTemplate
 from trainer.contract.errors import TrainerError
@@ -369,3 +371,28 @@ def test_prompts_of_which_the_template_leaves_out_a_part_are_refused(tmp_path: P
     prompt = {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS}
     with pytest.raises(TrainerError, match="prompt 1: it has tools, which the chat template does not write"):
         texts_of([prompt], str(file), ChatOptions())
+
+
+def test_all_wrong_chats_are_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match=r"^prompt 1: the last message has .*\nprompt 3: missing key"):
+        texts_of([ONE, "Hi", {}], str(write_tokenizer(tmp_path)), ChatOptions())
+
+
+def test_generation_blocks_in_others_are_part_of_them() -> None:
+    nested = MARKED_CHATML.replace(
+        "{{ message.content }}<|im_end|>{% endg",
+        "{{ message.content }}{% generation %}<|im_end|>{% endgeneration %}{% endg",
+    )
+    assert marked(nested, TWO) == marked(MARKED_CHATML, TWO)
+
+
+def test_files_of_a_tokenizer_that_win_over_others(tmp_path: Path) -> None:
+    """chat_template.jinja over tokenizer_config.json, and its special tokens over special_tokens_map.json."""
+    file = write_tokenizer(tmp_path, MARKED_CHATML)
+    own = "{{ bos_token }}{{ sep_token }}"
+    (tmp_path / "chat_template.jinja").write_text(own)
+    tokens = {"bos_token": "<s>", "sep_token": {"content": "<eos>"}}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(tokens))
+    found = load_template(file)
+    assert found.source == own
+    assert found.render(Chat(ONE["messages"])) == "<bos><eos>"

@@ -103,18 +103,19 @@ def problems(prefix: Path, record: Record | None) -> list[str]:
 
 
 def test_answers_and_the_tokens_that_end_them_are_learned(tmp_path: Path) -> None:
-    job = corpus_of(tmp_path, [*CHATS[:2], {"prompt": "2+2=", "completion": "4"}])
+    ended = {"prompt": "2+2=", "completion": "4<|endoftext|>"}  # the token at its end is not written twice
+    job = corpus_of(tmp_path, [*CHATS[:2], {"prompt": "2+2=", "completion": "4"}, ended])
     record = prepared(job)
     text = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     rest = "<|im_end|>\n<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>\n"
     assert learned(job) == [
         (f"{text}Hello number 0!{rest}", ["Hello number 0!<|im_end|>", "4<|im_end|>"]),
         (f"{text}Hello number 1!{rest}", ["Hello number 1!<|im_end|>", "4<|im_end|>"]),
-        ("2+2=4<|endoftext|>", ["4<|endoftext|>"]),
+        *[("2+2=4<|endoftext|>", ["4<|endoftext|>"])] * 2,
     ]
     mask = np.fromfile(mask_path(job.directory / "tokens" / "corpus-00000-of-00001"), np.uint8)
     assert (record.counts.tokens, record.counts.learned) == (len(mask), int(mask.sum()))
-    assert record.counts.verified == 3  # against the library tokenizers
+    assert record.counts.verified == 4  # against the library tokenizers
     assert published(job.directory) == [
         f"tokens/corpus-00000-of-00001.{suffix}" for suffix in ("bin", "idx", "mask", "record.json")
     ]

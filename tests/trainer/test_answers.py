@@ -158,29 +158,33 @@ def test_every_layout_gives_the_answers_of_one_process(
     assert texts(found) == texts(alone)
 
 
-def test_a_resumed_run_gives_no_answer_twice(asking: dict[str, Any], tmp_path: Path) -> None:
-    complete = texts(finished(changed(asking, tmp_path / "complete")))
-    first = finished(changed(asking, tmp_path / "run", training={"train_iters": STEPS // 2}))
+@pytest.fixture
+def short(asking: dict[str, Any]) -> dict[str, Any]:
+    """A run that answers before the first of four steps, after two and at the end."""
+    asking["training"] |= {"train_iters": 4, "eval_interval": 2}
+    asking["checkpoint"] = {"save_interval": 2}
+    return asking
+
+
+def test_a_resumed_run_gives_no_answer_twice(short: dict[str, Any], tmp_path: Path) -> None:
+    complete = texts(finished(changed(short, tmp_path / "complete")))
+    first = finished(changed(short, tmp_path / "run", training={"train_iters": 2}))
     path = first.directory / "answers.jsonl"
-    torn = path.read_text() + json.dumps({"iteration": STEPS, "prompt": "abc"}) + '\n{"iteration": 6'
+    torn = path.read_text() + json.dumps({"iteration": 4, "prompt": "abc"}) + '\n{"iteration": 6'
     path.write_text(torn)
-    resumed = finished(asking)
+    resumed = finished(short)
     assert texts(resumed) == complete
     assert [each["time"] for each in answers(resumed)[:6]] == [
         json.loads(line)["time"] for line in torn.splitlines()[:6]
     ]
 
 
-def test_answers_to_fewer_prompts_stay_when_a_prompt_is_added(asking: dict[str, Any], tmp_path: Path) -> None:
-    asking["training"]["train_iters"] = STEPS // 2
-    before = texts(finished(asking))
+def test_answers_to_fewer_prompts_stay_when_a_prompt_is_added(short: dict[str, Any], tmp_path: Path) -> None:
+    before = texts(finished(changed(short, tmp_path / "run", training={"train_iters": 2})))
     prompts_file(tmp_path, *PROMPTS, "one more")
-    asking["training"]["train_iters"] = STEPS
-    found = texts(finished(asking))
-    assert [each for each in found if each[0] < STEPS // 2] == [
-        each for each in before if each[0] < STEPS // 2
-    ]
-    assert [sum(at == iteration for at, *_ in found) for iteration in (0, STEPS // 2, STEPS)] == [3, 4, 4]
+    found = texts(finished(short))
+    assert [each for each in found if each[0] == 0] == [each for each in before if each[0] == 0]
+    assert [sum(at == iteration for at, *_ in found) for iteration in (0, 2, 4)] == [3, 4, 4]
 
 
 def test_answers_end_in_time(asking: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from trainer.chats.chat import read_prompt
 from trainer.chats.errors import BadChatError
 from trainer.contract.errors import TrainerError
-from trainer.contract.prompts import Prompt
+from trainer.contract.prompts import Prompt, first_mistakes
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def texts_of(prompts: Sequence[Prompt], tokenizer: str, options: ChatOptions) ->
     """The texts of prompts. `tokenizer` is the path of a tokenizer.json or of its directory.
 
     Raises:
-        TrainerError: a chat cannot be rendered, the template leaves out a part of it, or there is none.
+        TrainerError: chats cannot be rendered, the template leaves out a part of them, or there is none.
     """
     if all(isinstance(prompt, str) for prompt in prompts):
         return Texts([str(prompt) for prompt in prompts])
@@ -55,7 +55,7 @@ def texts_of(prompts: Sequence[Prompt], tokenizer: str, options: ChatOptions) ->
         name=options.template_name,
         date=datetime.date.fromisoformat(options.date) if options.date else datetime.date.today(),
     )
-    texts, ends = list[str](), dict[str, None]()
+    texts, ends, mistakes = list[str](), dict[str, None](), list[str]()
     for number, prompt in enumerate(prompts, 1):
         if isinstance(prompt, str):
             texts.append(prompt)
@@ -66,7 +66,10 @@ def texts_of(prompts: Sequence[Prompt], tokenizer: str, options: ChatOptions) ->
             require_tools(template, chat)
             require_messages(template, chat, text, add_generation_prompt=True)
         except BadChatError as error:
-            raise TrainerError(f"prompt {number}: {error.reason}") from error
+            mistakes.append(f"prompt {number}: {error.reason}")
+            continue
         texts.append(text)
         ends |= dict.fromkeys(template.ends_of_turn(chat))
+    if mistakes:
+        raise TrainerError(first_mistakes(mistakes))
     return Texts(texts, tuple(ends))

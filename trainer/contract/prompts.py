@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from trainer.contract.config.choice import text_problem
@@ -32,12 +32,17 @@ def parse_prompts(path: str, data: bytes) -> list[Prompt]:
         except ValueError as error:
             mistakes.append(f"{path}:{number}: {error}")
     if mistakes:
-        left_out = len(mistakes) - MAX_MISTAKES
-        rest = [f"and {counted(left_out, 'line')} more"] if left_out > 0 else []
-        raise TrainerError("\n".join([*mistakes[:MAX_MISTAKES], *rest]))
+        raise TrainerError(first_mistakes(mistakes))
     if not prompts:
         raise TrainerError(f"{path} has no prompts. Write lines such as {EXAMPLE}")
     return prompts
+
+
+def first_mistakes(mistakes: Sequence[str]) -> str:
+    """The first MAX_MISTAKES of `mistakes`, one per line of the file, and the number of the others."""
+    left_out = len(mistakes) - MAX_MISTAKES
+    rest = [f"and {counted(left_out, 'line')} more"] if left_out > 0 else []
+    return "\n".join([*mistakes[:MAX_MISTAKES], *rest])
 
 
 def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
