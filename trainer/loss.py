@@ -35,6 +35,7 @@ class Objective:
         """Columns of metrics.jsonl for metrics of the user."""
         self.names = (*self.losses, *self.metrics)
         """All of these columns, in the order of their sums."""
+        self._data = config.data
         self._head: Head | None = None
         last = unwrap_model(model[-1])
         if wanted and last.post_process:
@@ -49,7 +50,8 @@ class Objective:
         """Begin the forward pass of `chunk` on `batch`. Returns further arguments of it."""
         if self._head is not None:
             self._head.batch = batch
-        return multi_token.arguments(chunk, batch) | experts.arguments(chunk, batch)
+        of_experts = experts.arguments(chunk, batch) if experts.needs_mask(chunk, self._data) else {}
+        return multi_token.arguments(chunk, batch) | of_experts
 
     def of_microbatch(
         self, token_losses: torch.Tensor, batch: MicroBatch, chunk: torch.nn.Module

@@ -28,7 +28,7 @@ from trainer.data.microbatch import MicroBatch
 from trainer.faults.best import BestWatch
 from trainer.faults.spikes import SpikeWatch
 from trainer.loss import Objective
-from trainer.model.experts import Router, expert_biases, take_statistics
+from trainer.model.experts import Router, expert_biases, frozen_biases, take_statistics
 from trainer.optimizer import gradients
 from trainer.optimizer.schedule import Schedule
 from trainer.optimizer.weight_average import WeightAverage
@@ -128,8 +128,11 @@ def train_step(
     batch = Batch(state.consumed_samples, batch_size_at(config.training, state.consumed_samples))
     biases = expert_biases(state.routers)
     previous_biases = [bias.clone() for bias in biases]
+    frozen = frozen_biases(state.routers)
+    previous_frozen = [bias.clone() for bias in frozen]
     state.objective.measure((state.iteration + 1) % config.logging.log_interval == 0)
     totals, contents = forward_backward(state.model, state.objective, batches, config, groups, batch.size)
+    _restore(frozen, previous_frozen)
     # Only fp16 has a scale, and reading it waits for the GPU.
     loss_scale = float(optimizer.get_loss_scale()) if config.training.precision == "fp16" else 1.0
     overflowed = optimizer.prepare_grads()

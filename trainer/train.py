@@ -274,7 +274,7 @@ def _open_datasets(
     datasets = open_datasets(blends, config, run.index_cache, rows, is_needed)
     if config.data.dataset is not None:
         saved = NEW if source is None or source.weights_only else _saved_dataset(source, config)
-        own, own_reading = open_own(config, saved, progress.end, is_needed, log)
+        own, own_reading = open_own(config, saved, progress, is_needed, log)
         return datasets | own, own_reading
     return datasets, Reading(blends["train"], datasets["train"], state.consumed_samples)
 

@@ -88,12 +88,21 @@ def reads_corpus(config: RunConfig) -> bool:
     return data.corpus is not None and not (data.datasets or data.train or data.dataset or data.mock)
 
 
-def sft_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yields the problem of training on chats with a corpus of texts."""
+def sft_problems(config: RunConfig, given: bool | None) -> Iterator[Problem]:
+    """Yields the problem of a run on chats with a corpus of texts, or of a run on texts with a corpus of chats.
+
+    `given` is data.sft in the run file; None without it.
+    """
     corpus = config.data.corpus
-    if config.data.sft and reads_corpus(config) and corpus is not None and corpus.chat is None:
+    if corpus is None or not reads_corpus(config):
+        return
+    if config.data.sft and corpus.chat is None:
         reason = "requires pairs of chats, but data.corpus has no chat"
         yield Problem("data.sft", reason, "set data.corpus.chat: {}", about=("data.corpus",))
+    if given is False and corpus.chat is not None:
+        reason = "contradicts data.corpus.chat, whose pairs have a loss mask: only answers are learned"
+        hint = "remove it; to learn every token, make a corpus of texts, without data.corpus.chat"
+        yield Problem("data.sft", reason, hint, about=("data.corpus.chat",))
 
 
 def run_dir_problems(config: RunConfig) -> Iterator[Problem]:

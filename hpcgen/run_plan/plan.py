@@ -201,7 +201,7 @@ def _section_problems(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
         yield from notifications.problems(config.notify)
     if config.data.corpus is not None:
         yield from corpora.problems(config.data.corpus, config.data.tokenizer)
-        yield from sft_problems(config)
+        yield from sft_problems(config, run.document.get("data.sft"))
 
 
 def _missing_keys(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:

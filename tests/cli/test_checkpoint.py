@@ -241,6 +241,7 @@ def test_a_later_format_is_reported(tmp_path: Path) -> None:
 
 
 FILE = {"bytes": 1, "sha256": "0" * 64}
+ADAPTERS = {"rank": 4, "alpha": 8.0}
 CONFIGURED = {"seq_length": 8, "train_iters": 8, "global_batch_size": 8, "micro_batch_size": 8}
 
 
@@ -265,6 +266,10 @@ CONFIGURED = {"seq_length": 8, "train_iters": 8, "global_batch_size": 8, "micro_
         ({"consumed_samples": 10**4000}, f"consumed_samples is {str(10**4000)[:37]}..., not a non-negative"),
         ({"versions": {"torch": []}}, "versions.torch is [], not a string"),
         ({"data": {"datasets": [3]}}, "data.datasets[...] is 3, not an object"),
+        ({"lora": "x"}, "lora is 'x', not an object"),
+        ({"lora": {"rank": 4}}, "lora.alpha is None, not a number"),
+        ({"lora": ADAPTERS}, "origins.base is None, not an object"),
+        ({"lora": ADAPTERS, "origins": {"base": {"path": 3}}}, "origins.base.path is 3, not a string"),
     ],
 )
 def test_a_record_of_odd_values_is_damaged_and_the_others_are_as_they_are(

@@ -280,3 +280,17 @@ def test_prompts_for_answers_are_read_before_the_queue(workplace):
     assert "has 65 prompts, and every evaluation would wait" in refused_prompts(
         workplace, *['{"prompt": "a"}'] * 65
     )
+
+
+def test_a_corpus_of_chats_is_not_read_as_texts(workplace):
+    corpus = {"directory": "chat-data", "source": {"directory": "chats"}, "chat": {}}
+    document = big_run(data={"corpus": corpus, "sft": False})
+    refused = hpcgen("validate", "-c", write_yaml(workplace / "run.yaml", document))
+    assert refused.status == 2
+    assert "data.sft = false contradicts data.corpus.chat" in refused.stderr
+
+
+def test_seeds_are_those_of_numpy(run_file):
+    refused = hpcgen("validate", "-c", run_file, "--set", "training.seed=4294967296")
+    assert refused.status == 2
+    assert "training.seed = 4294967296 must be at most" in refused.stderr

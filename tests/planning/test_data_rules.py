@@ -15,6 +15,8 @@ CORPUS, WEIGHED = Dataset(prefix="corpus"), Dataset(prefix="weighed", weight=0.5
 
 CHAT_SET = ValidationSet(name="chats", datasets=(WEIGHED,), sft=True)
 CHATS = {"data__mock": False, "data__datasets": (CORPUS,), "data__sft": True}
+EXPERTS = {"model__num_moe_experts": 8, "model__moe_router_topk": 2, "model__add_bias_linear": False}
+PREDICTING_EXPERTS = EXPERTS | {"model__mtp_num_layers": 1, "model__position_embedding_type": "rope"}
 
 REFUSED = {
     "data two ways": (
@@ -91,16 +93,32 @@ REFUSED = {
         chats.validation_sets_of_chats_are_separate,
     ),
     "chats with experts that predict": (
-        CHATS
-        | {
-            "model__mtp_num_layers": 1,
-            "model__num_moe_experts": 8,
-            "model__moe_router_topk": 2,
-            "model__add_bias_linear": False,
-            "model__position_embedding_type": "rope",
-        },
+        CHATS | PREDICTING_EXPERTS,
         "model.mtp_num_layers",
         chats.predicting_layers_see_masks,
+    ),
+    "samples of one's own with experts that predict": (
+        {"data__mock": False, "data__dataset": "own.py:f", **PREDICTING_EXPERTS},
+        "model.mtp_num_layers",
+        chats.predicting_layers_see_masks,
+    ),
+    "chats with a capacity": (
+        CHATS | {**EXPERTS, "model__moe_expert_capacity_factor": 1.0},
+        "model.moe_expert_capacity_factor",
+        chats.chats_have_no_capacity,
+    ),
+    "a validation set of chats with a capacity": (
+        {
+            "data__mock": False,
+            "data__datasets": (CORPUS,),
+            "data__validation": (CHAT_SET,),
+            "data__reset_attention_mask": True,
+            "data__eod_id": 5,
+            **EXPERTS,
+            "model__moe_expert_capacity_factor": 1.0,
+        },
+        "model.moe_expert_capacity_factor",
+        chats.chats_have_no_capacity,
     ),
     "validation set with a path as its name": (
         ON_PAIRS | {"data__validation": (ValidationSet(name="a/b", datasets=(OTHER,)),)},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -187,6 +189,12 @@ def test_pairs_that_do_not_fit_the_run_are_refused(tmp_path: Path) -> None:
     assert "has a loss mask" in refusal(config | {"data": config["data"] | {"sft": False}})
     mask = Path(mask_path(chats))
     content = mask.read_bytes()
+    identity = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "modified_ns": None}
+    (tmp_path / "chats.record.json").write_text(json.dumps({"outputs": [{"name": mask.name, **identity}]}))
+    datasets(config)
+    mask.write_bytes(content[::-1])
+    assert f"{mask}: its SHA-256 is not the one in its record" in refusal(config)
+    (tmp_path / "chats.record.json").unlink()
     mask.write_bytes(content[:-1])
     assert f"{mask}: the loss mask has {len(content) - 1:,} bytes" in refusal(config)
     mask.write_bytes(b"\2" + content[1:])

@@ -125,6 +125,14 @@ def test_experts_are_frozen_or_trained_on_all_ranks(freeze: list[str], corpus: s
     assert changed(ended) == changed(usual)
 
 
+def test_experts_of_a_frozen_router_are_chosen_as_before(corpus: str, tmp_path: Path) -> None:
+    """Core updates the biases of all routers, which decide like weights."""
+    ended = finished(frozen_config(corpus, tmp_path / "run", ["decoder.layers.1.*"], MOE | TWO_LAYERS))
+    assert not [name for name in changed(ended) if "router" in name]
+    ended = finished(frozen_config(corpus, tmp_path / "trained", ["decoder.layers.0.*"], MOE | TWO_LAYERS))
+    assert [name for name in changed(ended) if name.endswith("router.expert_bias")]
+
+
 def test_a_resumed_run_continues_bit_for_bit(corpus: str, tmp_path: Path) -> None:
     config = frozen_config(corpus, tmp_path / "run", FIRST_STAGE, precision="bf16")
     usual = finished(config)

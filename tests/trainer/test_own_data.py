@@ -15,7 +15,7 @@ import numpy
 import pytest
 import torch
 
-from tests.trainer.runs import Run, finished, gpt_config, run
+from tests.trainer.runs import MOE, Run, finished, gpt_config, run
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
 from trainer.contract.config.resolve import resolve
@@ -23,6 +23,7 @@ from trainer.contract.files import checkpoint_files
 from trainer.data.own import MapSamples, Position, Provider, Refused, StreamSamples, open_samples
 from trainer.data.own_run import NEW, Saved, open_own
 from trainer.data.own_samples import OWN_POSITIONS, Form
+from trainer.data.progress import fresh
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("code_of_this_test")]
 
@@ -113,6 +114,15 @@ def fails_later(split, config):
 
 def of_rank(split, config):
     return [sample(int(os.environ["RANK"]), config)]
+
+def only_training(split, config):
+    return [sample(0, config)] if split == "train" else None
+
+def half_masked(split, config):
+    length = config.model.seq_length
+    for number in range(100):
+        # the same tokens are learned with any seq_length from 32 on
+        yield {**sample(number, config), "loss_mask": numpy.arange(length) < 32}
 
 def nothing(split, config):
     return None
@@ -237,7 +247,7 @@ def test_a_dataset_that_cannot_be_read_is_refused_before_the_first_step(
 ) -> None:
     config = parsed(config_of(folder, name, tmp_path / "run"))
     with pytest.raises(ConfigError, match=reason):
-        open_own(config, NEW, 24, is_needed=True, log=lambda line: None)
+        open_own(config, NEW, fresh(config), is_needed=True, log=lambda line: None)
 
 
 IDS = numpy.arange(64)
@@ -332,9 +342,44 @@ def test_another_length_must_be_confirmed(folder: Path) -> None:
     saved = Saved(16, {"first": 0, "length": 100, "state": None}, may_change=False)
     assert saved.position_in(100, "own.py:f") == Position(16, 0, None)
     with pytest.raises(
-        ConfigError, match=r"own.py:f: the checkpoint was trained with 100 samples, and now there is 1"
+        ConfigError, match=r"own.py:f has 101 samples, but the checkpoint was trained with 100 samples"
     ):
         saved.position_in(101, "own.py:f")
     confirmed = replace(saved, may_change=True)
     assert confirmed.position_in(101, "own.py:f") == Position(16, 16, None)
     assert replace(saved, dataset=None).position_in(7, "own.py:f") == Position(16, 16, None)
+
+
+def test_pairs_and_samples_of_ones_own_are_counted_apart(folder: Path, corpus: str, tmp_path: Path) -> None:
+    """Pairs that are read again continue where the run left them, which other samples do not change."""
+    config = config_of(folder, "windows", tmp_path / "run")
+    own, pairs = config["data"], {"train": [{"prefix": corpus}], "num_workers": 0}
+    config["optimizer"]["lr_decay_iters"] = 8
+    for last, data in ((2, own), (4, pairs), (6, own), (8, pairs)):
+        names = [f"data.dataset@{last - 2}", f"data.train@{last - 2}"] if last > 2 else []
+        training = config["training"] | {"train_iters": last}
+        ended = finished(config | {"data": data, "training": training, "checkpoint": {"changed": names}})
+    [stream] = record(ended, 8)["sampling"]["streams"]
+    assert stream["read"] == 4 * config["training"]["global_batch_size"]
+
+
+def test_experts_are_balanced_over_the_tokens_that_are_learned(folder: Path, tmp_path: Path) -> None:
+    """Tokens that are not learned, at the end of each sample, change neither a loss nor a gradient."""
+    config = config_of(folder, "half_masked", tmp_path / "short")
+    config["model"] = MOE | {"seq_length": 32}
+    usual = finished(config)
+    longer = config | {"model": MOE, "run_dir": str(tmp_path / "longer"), "world_size": 2}
+    longer["parallelism"] = PIPELINE | {"virtual_pipeline_model_parallel_size": 2}
+    numpy.testing.assert_allclose(finished(longer).steps, usual.steps, rtol=0, atol=1e-4)
+
+
+def test_early_stopping_needs_validation_samples_of_ones_own(
+    folder: Path, tmp_path: Path, alone: None
+) -> None:
+    config = config_of(folder, "only_training", tmp_path / "run")
+    config["training"] |= {"eval_iters": 1, "eval_interval": 2, "early_stopping": {"patience": 2}}
+    own = parsed(config)
+    with pytest.raises(
+        ConfigError, match=r"training.early_stopping watches valid/loss, but .* returns None for 'valid'"
+    ):
+        open_own(own, NEW, fresh(own), is_needed=True, log=lambda line: None)

@@ -27,6 +27,7 @@ from trainer.data.index_files import LogLine
 from trainer.data.kind import Source
 from trainer.data.kinds import kind_of
 from trainer.data.progress import OneBlend, Progress, fresh
+from trainer.data.recorded import require_as_recorded
 
 MOCK_SPLIT = "1,1,1"
 
@@ -126,6 +127,7 @@ def plan_blends(
         for source in sources:
             corpora |= open_corpora(f"data.{source.split}", source.datasets, rows)
     _require_disjoint(data)
+    require_as_recorded(corpora)
     for prefix, corpus in corpora.items():
         kind_of(data).check_pair(prefix, corpus, data)
     blends: Blends = {}
@@ -146,6 +148,7 @@ def _named_sets(config: TrainerConfig, cache_dir: Path, rows: int, log: LogLine)
     for index, each in enumerate(config.data.validation if config.training.eval_iters else ()):
         of_set = config_of_split(config, each.split)
         corpora = open_corpora(f"data.validation[{index}].datasets", each.datasets, rows)
+        require_as_recorded(corpora)
         for prefix, corpus in corpora.items():
             kind_of(of_set.data).check_pair(prefix, corpus, of_set.data)
         source = _SplitData(each.split, each.datasets, (0.0, 1.0))

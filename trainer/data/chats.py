@@ -9,7 +9,6 @@ Each pair is packed once for a sequence length (`trainer.data.best_fit`). Each e
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections import OrderedDict
@@ -170,6 +169,7 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         )
         self.dataset_path = stream.prefix
         self._stream, self._order = stream, order
+        self._shuffled: tuple[int, numpy.ndarray] | None = None
         if packed is not None:
             self._packed = packed
             self._tokens = IndexedDataset(stream.prefix)
@@ -198,15 +198,19 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     def chats(self, number: int) -> Iterator[tuple[int, int]]:
         """Yields the chats of a sample: the document in the pair, and its number of tokens."""
         epoch, position = divmod(int(number), len(self._packed))
-        shuffled = int(_shuffle(self._order.seed, epoch, len(self._packed))[position])
+        shuffled = int(self._permutation(epoch)[position])
         first, end = self._packed.bins[shuffled], self._packed.bins[shuffled + 1]
         yield from map(tuple, self._packed.chats[first:end].tolist())
 
+    def _permutation(self, epoch: int) -> numpy.ndarray:
+        """The order of the samples of an epoch, which is drawn once while it is read.
 
-@functools.lru_cache(maxsize=4)
-def _shuffle(seed: int, epoch: int, size: int) -> numpy.ndarray:
-    """The order of the samples of an epoch. numpy keeps the numbers of RandomState the same in all its versions."""
-    return numpy.random.RandomState([seed, epoch]).permutation(size)
+        numpy keeps the numbers of RandomState the same in all its versions.
+        """
+        if self._shuffled is None or self._shuffled[0] != epoch:
+            permutation = numpy.random.RandomState([self._order.seed, epoch]).permutation(len(self._packed))
+            self._shuffled = epoch, permutation
+        return self._shuffled[1]
 
 
 def kept_tokens(

@@ -27,6 +27,7 @@ from trainer.data.microbatch import MicroBatch
 from trainer.data.own import Refused, StreamReader, StreamSamples
 from trainer.data.own_samples import OWN_POSITIONS, SampleError
 from trainer.distributed.sequence import zigzag_positions
+from trainer.model import experts
 
 MAX_PER_LOAD = 8
 """Maximum number of microbatches that a loader process hands over at once."""
@@ -130,8 +131,9 @@ def num_microbatches(batch_size: int, config: TrainerConfig, groups: ProcessGrou
 
 
 def reads_samples(chunk: DistributedDataParallel, data: BlendConfig) -> bool:
-    """True if the chunk embeds tokens, has MTP layers or computes the loss, or if attention must know the documents."""
-    if data.separates_documents:
+    """True if the chunk embeds tokens, has MTP layers or computes the loss, if attention must know the documents, or
+    if routers must know the learned tokens."""
+    if data.separates_documents or experts.needs_mask(chunk, data):
         return True
     model = unwrap_model(chunk)
     return bool(model.pre_process or model.post_process or getattr(model, "mtp_process", False))

@@ -107,7 +107,7 @@ class MapSamples(torch.utils.data.Dataset[Any]):
         epoch, place = divmod(number - first, self.length)
         if self.provider.split != "train":
             return place
-        words = (self.provider.config.training.seed % SEEDS, *divmod(first, SEEDS), epoch)
+        words = (self.provider.config.training.seed, *divmod(first, SEEDS), epoch)
         if self._permutation is None or self._permutation[0] != words:
             # numpy never changes what RandomState draws
             self._permutation = words, numpy.random.RandomState(words).permutation(self.length)

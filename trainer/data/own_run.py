@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
-from trainer.contract.config import ConfigError, TrainerConfig
+from trainer.contract.config import ConfigError, EarlyStopping, TrainerConfig
 from trainer.contract.errors import Scope
+from trainer.contract.resuming.sampling import Sampling
 from trainer.contract.wording import counted, rank_list
 from trainer.data.corpora import SPLITS
 from trainer.data.index_files import LogLine
@@ -23,6 +24,7 @@ from trainer.data.own import (
     open_samples,
 )
 from trainer.data.own_samples import SampleError
+from trainer.data.progress import OneBlend, Progress
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Saved:
         )
         if not self.may_change:
             raise ConfigError(
-                f"{name}: the checkpoint was trained with {was}, and now there is {now}. If this is intended, set "
+                f"{name} has {now}, but the checkpoint was trained with {was}. If this is intended, set "
                 f"checkpoint.changed: [{KEY}], and the samples begin again. Otherwise restore the data"
             )
         return Position(self.consumed, first=self.consumed)
@@ -73,13 +75,17 @@ class OwnReading:
     samples: Samples | None
     """Training samples; None on ranks that read none."""
     first: int
+    earlier: Sampling | OneBlend
+    """Samples of pairs that the run read before."""
 
     def record(self, consumed: int) -> dict[str, Any]:
         """Sections of the record of a checkpoint after `consumed` samples."""
         samples = self.samples
         state = samples.state_at(consumed) if isinstance(samples, StreamSamples) else None
         length = None if samples is None else samples.length
-        return {"sampling": None, "dataset": {"first": self.first, "length": length, "state": state}}
+        # Pairs that return begin a new phase, in which they continue.
+        sampling = None if isinstance(self.earlier, OneBlend) else replace(self.earlier, phases=()).to_dict()
+        return {"sampling": sampling, "dataset": {"first": self.first, "length": length, "state": state}}
 
 
 class _Facts(NamedTuple):
@@ -92,10 +98,10 @@ class _Facts(NamedTuple):
 
 
 def open_own(
-    config: TrainerConfig, saved: Saved, end: int, is_needed: bool, log: LogLine
+    config: TrainerConfig, saved: Saved, progress: Progress, is_needed: bool, log: LogLine
 ) -> tuple[dict[str, Samples | None], OwnReading]:
     """Open the run's own dataset for all splits. Every rank must call this. `is_needed` is false on ranks that read no
-    samples, which get None for each split. `end` is the number of samples that the run will have read at its end.
+    samples, which get None for each split.
 
     Raises:
         ConfigError: on all ranks, if the user's code fails on any rank, its samples are invalid, ranks get different
@@ -110,10 +116,11 @@ def open_own(
     if train is not None:
         train.position = position
     found["train"] = train
-    _log_training(name, facts, position, end, log)
+    _log_training(name, facts, position, progress.end, log)
     for split in SPLITS[1:] if config.training.eval_iters else ():
         samples, facts = _opened_by_all(config, split, is_needed)
         if facts is None:
+            _require_unwatched(split, config)
             log(f"data: {split}: none, since {name} returns None for it")
             continue
         found[split] = samples
@@ -121,7 +128,20 @@ def open_own(
         log(
             f"data: {split}: {_described(facts.length)} of {name}; each evaluation reads {_amount(read, facts)}"
         )
-    return found, OwnReading(train, position.first)
+    return found, OwnReading(train, position.first, progress.earlier)
+
+
+def _require_unwatched(split: str, config: TrainerConfig) -> None:
+    """Refuse to watch a split without samples."""
+    watch, keeps_best = config.training.early_stopping, config.checkpoint.keep_best
+    monitor = (watch or EarlyStopping()).monitor
+    if (watch is not None or keeps_best) and monitor.rpartition("/")[0] == split:
+        key = "checkpoint.keep_best" if watch is None else "training.early_stopping"
+        raise ConfigError(
+            f"{key} watches {monitor}, but {KEY} = {config.data.dataset!r} returns None for {split!r}. Return samples "
+            "for it, or watch a set of data.validation (training.early_stopping.monitor)",
+            scope=Scope.ALL_RANKS,
+        )
 
 
 def _opened_by_all(

@@ -120,7 +120,7 @@ def _one_blend(
 ) -> Sampling | OneBlend:
     current = hyperparameters.sections(config)
     data = record.get("data") or {}
-    if data.get("mock"):
+    if data.get("mock") or data.get("dataset"):
         return Sampling()
     if not (
         data.get("datasets") or data.get("train")

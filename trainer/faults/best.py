@@ -69,7 +69,7 @@ class BestWatch:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state from `state_dict`. If another number is watched now, its evaluations begin anew."""
+        """Restore the state from `state_dict`, unless another number is watched now."""
         if (state["monitor"], state["mode"]) == (self._rule.monitor, self._rule.mode):
             self._best, self._iteration = state["best"], state["iteration"]
             self._last, self._waited = state["last"], state["waited"]

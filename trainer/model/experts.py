@@ -24,7 +24,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.utils import unwrap_model
 
-from trainer.contract.config import ModelConfig
+from trainer.contract.config import BlendConfig, ModelConfig
 from trainer.contract.model.experts import moe_layer_pattern
 from trainer.data.microbatch import MicroBatch
 from trainer.model.kernels import Kernels
@@ -158,14 +158,20 @@ class Router(TopKRouter):
         return self.statistics
 
 
+def needs_mask(chunk: torch.nn.Module, data: BlendConfig) -> bool:
+    """True if the routers of a wrapped `chunk` must know which tokens are learned.
+
+    A step divides by the number of learned tokens, and an auxiliary loss is multiplied by the number of its tokens.
+    """
+    return data.masks_tokens and unwrap_model(chunk).config.num_moe_experts is not None
+
+
 def arguments(chunk: torch.nn.Module, batch: MicroBatch) -> dict[str, Any]:
-    """Arguments of the forward pass of a wrapped `chunk`: with chats, the tokens that experts are not balanced over.
+    """Arguments of the forward pass of a wrapped `chunk` that needs a mask: tokens that experts are not balanced over.
 
     These are all tokens that are not learned. Core divides the mask over tensor-parallel ranks only in the first chunk.
     """
     model = unwrap_model(chunk)
-    if batch.padding is None or model.config.num_moe_experts is None:
-        return {}
     mask = batch.loss_mask == 0
     if model.config.sequence_parallel and not model.pre_process:
         mask = scatter_to_sequence_parallel_region(mask.t().contiguous()).t().contiguous()
@@ -259,3 +265,8 @@ def moe_layers(config: ModelConfig) -> list[int]:
 def expert_biases(routers: Sequence[Router]) -> list[torch.Tensor]:
     """The biases of experts that balance the load without a loss."""
     return [router.expert_bias for router in routers if router.expert_bias is not None]
+
+
+def frozen_biases(routers: Sequence[Router]) -> list[torch.Tensor]:
+    """The biases of experts whose router is frozen. Core updates them like all others."""
+    return expert_biases([router for router in routers if not router.weight.requires_grad])

@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_refused(
         case "other alpha":
             config["lora"]["alpha"] = 4.0
             config["checkpoint"]["load"] = str(single_lora.checkpoints)
-            expected = "lora.alpha differs from 8, that of the adapters in"
+            expected = "lora.alpha differs from 8, with which the adapters in"
         case _:
             config["lora"]["rank"] = 8
             config["checkpoint"]["load"] = str(single_lora.checkpoints)

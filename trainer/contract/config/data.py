@@ -18,7 +18,8 @@ class Dataset:
     prefix: FilePath
     """Path of the .bin/.idx pair without the suffix."""
     weight: PositiveFloat | None = None
-    """Weight in the blend. If no dataset has a weight, each is weighted by its number of tokens in the split."""
+    """Weight in the blend. If no dataset has a weight, each is weighted by its number of tokens in the split, or of
+    samples for chats."""
 
 
 @config_section
@@ -111,6 +112,11 @@ class BlendConfig:
     def needs_eod(self) -> bool:
         """True if the trainer must know the end-of-document token."""
         return self.reset_attention_mask or self.reset_position_ids or self.eod_mask_loss
+
+    @property
+    def masks_tokens(self) -> bool:
+        """True if tokens may be left out of the loss."""
+        return self.sft or self.eod_mask_loss or self.dataset is not None
 
     @property
     def separates_documents(self) -> bool:

@@ -6,7 +6,14 @@ from typing import Literal
 
 from trainer.contract.config.path import FunctionPath
 from trainer.contract.config.resume import Free, Grouped
-from trainer.contract.config.values import Count, NonNegative, NonNegativeFloat, OpenFraction, PositiveFloat
+from trainer.contract.config.values import (
+    Count,
+    NonNegative,
+    NonNegativeFloat,
+    OpenFraction,
+    PositiveFloat,
+    Seed,
+)
 from trainer.contract.record import config_section
 
 RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj"]
@@ -39,7 +46,7 @@ class TrainingConfig:
     """Number of samples in one optimizer step over all ranks."""
     train_iters: Free[Count]
     """Total number of optimizer steps."""
-    seed: NonNegative = 1234
+    seed: Seed = 1234
     """Seed for the initial weights, the data order and dropout."""
     rampup_batch_size: tuple[Count, ...] | None = None
     """Batch-size ramp-up as [start, increment, samples]: the global batch size grows from start to global_batch_size

@@ -31,6 +31,7 @@ class Range:
 
 
 Count = Annotated[int, Range(at_least=1, at_most=2**53)]
+Seed = Annotated[int, Range(at_least=0, at_most=2**32 - 1)]  # as numpy accepts
 LayerCount = Annotated[int, Range(at_least=1, at_most=10_000)]
 """Layers are planned one by one, so a number with too many zeros would take all memory."""
 NonNegative = Annotated[int, Range(at_least=0, at_most=2**53)]

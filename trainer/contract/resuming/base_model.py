@@ -53,9 +53,7 @@ def mismatch(
             return Problem("lora.rank", reason, hint)
         alpha, saved = lora.rank if lora.alpha is None else lora.alpha, record["lora"]["alpha"]
         if weights_only and alpha != saved:
-            reason = (
-                f"differs from {saved:g}, that of the adapters in {path}, which would compute something else"
-            )
+            reason = f"differs from {saved:g}, with which the adapters in {path} were trained"
             return Problem("lora.alpha", reason, f"set it to {saved:g}")
         return None
     if lora.rank is not None and not weights_only:
@@ -75,8 +73,8 @@ def entry(base: Checkpoint) -> dict[str, str]:
 
 
 def identity(base: Checkpoint) -> str:
-    """SHA-256 of the names, sizes and hashes of a checkpoint's files. Of a checkpoint of Megatron-LM, only the list of
-    its tensors is read, with the sizes of its other files.
+    """SHA-256 of the names, sizes and hashes of a checkpoint's files. A checkpoint of Megatron-LM has no hashes, so
+    only the list of its tensors is hashed, with the sizes of its other files.
 
     Raises:
         OSError: its files cannot be read.

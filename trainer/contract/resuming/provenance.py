@@ -102,7 +102,7 @@ def examine(
         now = CodeRecord.of(code) if code else None if thorough else CodeRecord.found(path, before)
         if now is not None:
             _examine_code(name, path, now, before, found)
-    recorded = functools.cache(_recorded)
+    of_directory = functools.cache(_recorded)
     for name in PAIRS:
         prefixes = [dataset.prefix for dataset in _value(config, name)]
         before = earlier.get("pairs", {}).get(name, [])
@@ -111,7 +111,7 @@ def examine(
         if thorough:
             _read_indices(prefixes)
         pairs = [
-            _identify_pair(prefix, earlier_pair, recorded, reads=thorough)
+            _identify_pair(prefix, earlier_pair, of_directory, reads=thorough)
             for prefix, earlier_pair in zip(prefixes, known, strict=True)
         ]
         if pairs:
@@ -174,6 +174,11 @@ def identify(path: Path) -> Identity:
     # Different content may have the same size and time, but not the same inode and time of change.
     sha256 = _sha256(path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
     return {"size": status.st_size, "sha256": sha256, "modified_ns": status.st_mtime_ns}
+
+
+def recorded(path: Path) -> Identity | None:
+    """Identity of a file in hpcgen's record next to it; None if no record has it."""
+    return _recorded(path.parent).get(path.name)
 
 
 def _identify_unread(path: Path, known: Any) -> Identity:

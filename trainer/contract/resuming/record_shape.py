@@ -88,6 +88,7 @@ def _problems(record: Mapping[str, Any], known_format: int) -> Iterator[Problem]
     for name, use in record.get(CONFIRMED, {}).items():
         yield from _not(use, dict, f"{CONFIRMED}[{name!r}]")
         yield from _not(use.get("iteration"), int, f"{CONFIRMED}[{name!r}].iteration")
+    yield from _lora_problems(record)
     yield from _sampling_problems(record.get("sampling"))
     if (dataset := record.get("dataset")) is not None:
         yield from _not(dataset, dict, "dataset")
@@ -95,6 +96,24 @@ def _problems(record: Mapping[str, Any], known_format: int) -> Iterator[Problem]
         for name, kind in (("length", int), ("state", dict)):
             if dataset.get(name) is not None:
                 yield from _not(dataset[name], kind, f"dataset.{name}")
+
+
+def _lora_problems(record: Mapping[str, Any]) -> Iterator[Problem]:
+    """Checks what `trainer.contract.resuming.base_model` reads."""
+    lora, origins = record.get("lora"), record.get("origins")
+    if lora is not None:
+        yield from _not(lora, dict, "lora")
+    if origins is not None:
+        yield from _not(origins, dict, "origins")
+    if lora is None or lora.get("rank") is None:
+        return
+    yield from _not(lora["rank"], int, "lora.rank")
+    if type(lora.get("alpha")) is not int:
+        yield from _not(lora.get("alpha"), float, "lora.alpha")
+    base: Any = (origins or {}).get("base")
+    yield from _not(base, dict, "origins.base")
+    for name in ("path", "sha256"):
+        yield from _not(base.get(name), str, f"origins.base.{name}")
 
 
 def _sampling_problems(sampling: Any) -> Iterator[Problem]:

@@ -59,15 +59,32 @@ def samples_hold_chats(facts: Facts) -> Iterator[Problem]:
 
 
 def predicting_layers_see_masks(facts: Facts) -> Iterator[Problem]:
-    """No experts in MTP layers with sft (gpt_model.py, _postprocess, passes them no padding_mask)."""
-    model = facts.model
-    if facts.data.sft and model.mtp_num_layers is not None and model.num_moe_experts is not None:
+    """No experts in MTP layers with sft or with samples of your own, which may have a loss mask (gpt_model.py,
+    _postprocess, passes them no padding_mask)."""
+    model, data = facts.model, facts.data
+    if not (data.sft or data.dataset) or model.mtp_num_layers is None or model.num_moe_experts is None:
+        return
+    key = "data.sft" if data.sft else "data.dataset"
+    yield Problem(
+        path="model.mtp_num_layers",
+        reason=f"is not supported with {key} and experts: Megatron-Core would balance the experts of these layers over "
+        "tokens that are not learned",
+        candidates=[None],
+        about=(key, "model.num_moe_experts"),
+    )
+
+
+def chats_have_no_capacity(facts: Facts) -> Iterator[Problem]:
+    """No moe_expert_capacity_factor with chats: padding would take the place of tokens that are learned."""
+    named = (f"data.validation[{index}].sft" for index, each in enumerate(facts.data.validation) if each.sft)
+    key = "data.sft" if facts.data.sft else next(named, None)
+    if key is not None and facts.model.moe_expert_capacity_factor is not None:
         yield Problem(
-            path="model.mtp_num_layers",
-            reason="is not supported with data.sft = true and experts: Megatron-Core would balance the experts of "
-            "these layers over tokens that are not learned",
+            path="model.moe_expert_capacity_factor",
+            reason=f"is not supported with {key} = true: padding and questions would fill the experts, which would "
+            "then drop tokens of answers",
             candidates=[None],
-            about=("data.sft", "model.num_moe_experts"),
+            about=(key,),
         )
 
 
@@ -93,7 +110,7 @@ OF_SAMPLES: tuple[Rule, ...] = (
 )
 """Rules for reading samples, which do not depend on the model."""
 
-RULES: tuple[Rule, ...] = (*OF_SAMPLES, predicting_layers_see_masks)
+RULES: tuple[Rule, ...] = (*OF_SAMPLES, predicting_layers_see_masks, chats_have_no_capacity)
 
 WARNINGS: tuple[Rule, ...] = ()
 

@@ -93,14 +93,14 @@ def evaluations_can_end_the_run(facts: Facts) -> Iterator[Problem]:
         )
         return
     weights = split_weights(data.split)
-    has_valid = bool(data.mock or data.valid or (data.datasets and weights and weights[1]))
+    # Whether a function of the user has validation samples is only known when it is called.
+    has_valid = bool(data.mock or data.dataset or data.valid or (data.datasets and weights and weights[1]))
     splits = [*(["valid"] if has_valid else []), *(each.split for each in data.validation)]
     monitor = (watch or EarlyStopping()).monitor
     split, _, column = monitor.rpartition("/")
     if split not in splits or not column:
         known = (
-            ", ".join(f"{split}/loss" for split in splits)
-            or "none: name pairs in data.valid or data.validation"
+            ", ".join(f"{split}/loss" for split in splits) or "name pairs in data.valid or data.validation"
         )
         yield Problem(
             path=path,
