@@ -26,8 +26,8 @@ def health_check(
     )
 
 
-def finding(name: str, **environment: str) -> dict[str, str]:
-    done = health_check("--json", "--only", f"--need={name}", **environment)
+def finding(name: str, python: tuple[str, ...] = (sys.executable,), **environment: str) -> dict[str, str]:
+    done = health_check("--json", "--only", f"--need={name}", python=python, **environment)
     found: dict[str, str] = json.loads(done.stdout)["found"][name]
     return found
 
@@ -183,7 +183,9 @@ def test_deepspeed_without_compiled_kernels_says_when_they_are_compiled(tmp_path
 
 
 def test_deepspeed_without_its_companions_does_not_count(tmp_path: Path) -> None:
-    found = finding("deepspeed", PYTHONPATH=deepspeed(tmp_path, "2.7.0"))
+    others = {name: text for name, text in COMPANIONS.items() if name != "trl.py"}
+    path = package(tmp_path, others) and deepspeed(tmp_path, "2.7.0")
+    found = finding("deepspeed", python=(sys.executable, "-S"), PYTHONPATH=path)
     assert (found["state"], found["detail"]) == ("missing", "no module trl")
 
 
