@@ -14,7 +14,7 @@ from hpcgen.text import counted, duration, few, harmless, size_text
 
 if TYPE_CHECKING:
     from hpcgen.logs.failure import Failure
-    from hpcgen.runs.status import JobStatus, RunStatus, TrainingStatus
+    from hpcgen.runs.status import AttemptStatus, JobStatus, RunStatus, TrainingStatus
 
 SHOWN_ATTEMPTS = 5
 """Number of the last attempts that are shown."""
@@ -212,14 +212,24 @@ def _attempt_rows(status: RunStatus, now: float) -> Iterator[Row]:
         what = f"{attempt.stage} {attempt.job}" + (f", restart {attempt.restart}" if attempt.restart else "")
         if attempt.restarts_in_job:
             lasted += f", ranks started again {counted(attempt.restarts_in_job, 'time')}"
-        is_told = attempt.reason == status.why  # in the first row
-        reason = f": {attempt.reason}" if attempt.reason and not is_told else ""
-        text = f"{what}: began {moment(attempt.began, now)}{lasted}, {attempt.state}{reason}"
+        outcome = _outcome(attempt, is_told=attempt.reason == status.why)  # in the first row
+        text = f"{what}: began {moment(attempt.began, now)}{lasted}, {outcome}"
         yield Row(label, harmless(text), color_of(attempt.state))
         if attempt.failure is not None:
             yield Row("", harmless(_failure_text(attempt.failure)), "red")
     if len(attempts) > len(shown):
         yield Row("", f"and {counted(len(attempts) - len(shown), 'earlier attempt')} (--json has all)")
+
+
+def _outcome(attempt: AttemptStatus, *, is_told: bool) -> str:
+    """The state of an attempt and its reason, which may begin with the state. A reason that is told is left out."""
+    if not attempt.reason or is_told:
+        return attempt.state
+    return (
+        attempt.reason
+        if attempt.reason.startswith(f"{attempt.state}: ")
+        else f"{attempt.state}: {attempt.reason}"
+    )
 
 
 def _failure_text(failure: Failure) -> str:

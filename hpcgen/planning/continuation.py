@@ -29,8 +29,10 @@ from trainer.contract.resuming.hyperparameters import (
     FIXED_BY_OPTIMIZER_STATE,
     FREE,
     MORE_TOKENS,
+    OF_VOCABULARY,
     compare,
     differences,
+    may_add_tokens,
 )
 
 
@@ -282,7 +284,14 @@ def _only_weights(source: _Source) -> Problem:
 def _misfit_of_adapters(source: _Source, trainer: TrainerConfig) -> Problem | None:
     """Why the run cannot start from the source, because only one of them has adapters or their model has changed."""
     record, only_weights = source.record, source.weights_only
-    if problem := base_model.mismatch(source.path, record, trainer.lora, weights_only=only_weights):
+    problem = base_model.mismatch(
+        source.path,
+        record,
+        trainer.lora,
+        weights_only=only_weights,
+        is_own=source.key != "checkpoint.load",
+    )
+    if problem is not None:
         return problem
     if base_model.has_adapters(record):
         try:
@@ -326,8 +335,7 @@ def _problems(
                 hint += f". To continue with it, increase training.train_iters and set checkpoint.changed: {listed}"
         elif change in misfits:
             hint = f"this is a different model: {back}, or use another {source.key}"
-            is_unset = source.weights_only and not trainer.checkpoint.resize_vocabulary
-            if is_unset and change.name == "model.padded_vocab_size":
+            if change.name in OF_VOCABULARY and may_add_tokens(trainer, source.weights_only):
                 hint += f". {MORE_TOKENS}"
         elif change.name in FIXED_BY_OPTIMIZER_STATE:
             hint = f"{back}, or load only the weights with checkpoint.load and checkpoint.finetune: true"

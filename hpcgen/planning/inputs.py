@@ -10,7 +10,7 @@ from hpcgen.config.corpus import CorpusConfig
 from hpcgen.config.presets import missing_tokenizer
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
-from hpcgen.planning.paths import manifest_of, trainer_data
+from hpcgen.planning.paths import chat_of, manifest_of, trainer_data
 from hpcgen.planning.resuming import proof_of_checkpoints
 from hpcgen.text import nearest
 from trainer.contract.record import record
@@ -143,14 +143,14 @@ def tokenizer_file(config: RunConfig) -> tuple[Input, ...]:
 
 def chat_template_file(config: RunConfig) -> tuple[Input, ...]:
     """The chat template that the run file names; empty if it names none."""
-    path = chat_template_of(config)
+    path = chat_of(config).chat_template_file
     return () if path is None else (Input(path),)
 
 
-def chat_template_of(config: RunConfig) -> str | None:
-    """The path of the chat template that the run file names."""
-    chat = config.data.corpus.chat if config.data.corpus is not None else None
-    return chat.chat_template_file if chat is not None else None
+def chat_template_options(config: RunConfig) -> dict[str, str | None]:
+    """The options of trainer.huggingface for the chat template that the run file names."""
+    chat = chat_of(config)
+    return {"--chat-template": chat.chat_template_file, "--chat-template-name": chat.chat_template}
 
 
 def checkpoints(load: str) -> Input:

@@ -10,7 +10,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.config.tokenizer import tokenizer_name, tokenizer_problems
 from hpcgen.errors import ConfigErrors, Problem
 from hpcgen.planning.allocation import Allocation
-from hpcgen.planning.inputs import chat_template_file, chat_template_of, tokenizer_files
+from hpcgen.planning.inputs import chat_template_file, chat_template_options, tokenizer_files
 from hpcgen.planning.kind import Stage, Work
 from hpcgen.planning.paths import checkpoint_directory
 from hpcgen.planning.resuming import model_of_adapters
@@ -39,7 +39,7 @@ class Export(Stage):
             "--family": settings.family,
             "--tokenizer": None if tokenizer.kind == "bytes" else tokenizer_name(tokenizer),
             "--eos-token": tokenizer.eod_token,
-            "--chat-template": chat_template_of(config),
+            **chat_template_options(config),
         }
         return Work(
             arguments=(

@@ -50,6 +50,15 @@ def test_nothing_controls_the_terminal(training_run: Path) -> None:
     assert "\\x1b]0;owned" in text
 
 
+def test_an_attempt_is_done_once(training_run: Path) -> None:
+    """The reasons of the trainer begin with the state."""
+    write_events(training_run, "8", [end("done", "done: 200 iterations")])
+    write_events(training_run, "9", [end("failed", "rank 3: killed")])
+    text = re.sub(r"\x1b\[\d*m", "", text_of(status(training_run, answer()), width=120))
+    assert ", done: 200 iterations" in text
+    assert "done: done" not in text
+
+
 def test_the_command_shows_several_runs(training_run: Path) -> None:
     shown = hpcgen("status", str(training_run), str(training_run))
     assert shown.status == 0

@@ -22,16 +22,29 @@ def watch(**keys: Any) -> BestWatch:
     return BestWatch(training)
 
 
-def test_only_a_change_above_the_threshold_is_an_improvement() -> None:
+def test_only_a_change_above_the_threshold_extends_the_run() -> None:
     watched = watch(min_delta=0.5, patience=2)
-    found = [watched.observe(*each) for each in ((1, 4.0), (2, 3.5), (3, 3.4))]
-    assert found == [True, False, True]
+    for each in ((1, 4.0), (2, 3.5), (3, 3.4)):
+        watched.observe(*each)
     assert (watched.iteration, watched.reason_to_stop()) == (3, None)
     assert not watched.observe(4, math.nan)
     assert not watched.observe(5, None)
     assert watched.reason_to_stop() == (
-        "stopped early at iteration 5: valid/loss has not improved for 2 evaluations; the best is 3.4 at iteration 3"
+        "stopped early at iteration 5: valid/loss has not improved by more than 0.5 for 2 evaluations; the best is 3.4 "
+        "at iteration 3"
     )
+
+
+def test_the_best_value_is_the_best_whatever_the_threshold() -> None:
+    watched = watch(min_delta=0.1, patience=2)
+    assert [watched.observe(*each) for each in ((28, 0.853805), (30, 0.830090))] == [True, True]
+    resumed = watch(min_delta=0.1, patience=2)
+    resumed.load_state_dict(watched.state_dict())
+    assert not resumed.observe(32, 0.856411)
+    reason = resumed.reason_to_stop()
+    assert reason is not None
+    assert reason.startswith("stopped early at iteration 32")
+    assert reason.endswith("the best is 0.83009 at iteration 30")
 
 
 def test_higher_values_are_better_with_mode_max() -> None:

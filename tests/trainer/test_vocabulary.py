@@ -75,8 +75,9 @@ def test_a_vocabulary_that_shrinks_or_is_not_confirmed_is_refused(corpus: str, t
     shrunk = run(config)
     assert shrunk.statuses == (2,)
     assert "model.padded_vocab_size: 1024 -> 896" in shrunk.log
-    config["model"]["vocab_size"] = AFTER
-    config["checkpoint"]["resize_vocabulary"] = False
-    refused = run(config)
-    assert refused.statuses == (2,)
-    assert "set checkpoint.resize_vocabulary: true" in refused.log
+    for count in (1010, AFTER):
+        config["model"]["vocab_size"] = count
+        config["checkpoint"]["resize_vocabulary"] = False
+        refused = run(config)
+        assert refused.statuses == (2,)
+        assert "set checkpoint.resize_vocabulary: true" in refused.log

@@ -41,14 +41,7 @@ def load_template(
     """
     directory = tokenizer_file.parent
     settings = _read_object(directory / SETTINGS)
-    if template_file is not None:
-        if name is not None:
-            raise ChatTemplateError(
-                f"the template is named twice: {name!r} and {template_file}. Keep one of them"
-            )
-        place, source = str(template_file), _read_text(template_file)
-    else:
-        place, source = _named_template(directory, settings, name)
+    place, source = template_source(directory, template_file, name)
     special = {**_read_object(directory / SPECIAL_TOKENS), **settings}
     return ChatTemplate(
         place,
@@ -58,6 +51,21 @@ def load_template(
         date=date,
         variables=variables,
     )
+
+
+def template_source(directory: Path, template_file: Path | None, name: str | None) -> tuple[str, str]:
+    """The file and the text of a chat template: `template_file`, or one of those in the tokenizer's `directory`.
+
+    Raises:
+        ChatTemplateError: there is no such template, several without a name, or a file is invalid.
+    """
+    if template_file is None:
+        return _named_template(directory, _read_object(directory / SETTINGS), name)
+    if name is not None:
+        raise ChatTemplateError(
+            f"the template is named twice: {name!r} and {template_file}. Keep one of them"
+        )
+    return str(template_file), _read_text(template_file)
 
 
 def _named_template(directory: Path, settings: Mapping[str, Any], name: str | None) -> tuple[str, str]:

@@ -101,7 +101,7 @@ def find(
     if found is not None:
         if warning := at_rank_0(lambda: _correct_tracker(found), own):
             log.line(warning)
-        return _source(found, config, codes, passed_over, log, beat, weights_only=False)
+        return _source(found, config, codes, passed_over, log, beat, is_own=True)
     if config.checkpoint.load is None:
         _check_evidence(own, config, begins_at=0)
         return None
@@ -116,7 +116,7 @@ def find(
         )
     weights_only = config.checkpoint.finetune
     _check_evidence(own, config, begins_at=0 if weights_only else found.iteration)
-    return _source(found, config, codes, passed_over, log, beat, weights_only=weights_only)
+    return _source(found, config, codes, passed_over, log, beat, is_own=False)
 
 
 def _check_evidence(own: Path, config: TrainerConfig, *, begins_at: int) -> None:
@@ -140,9 +140,10 @@ def _source(
     log: Log,
     beat: Callable[[], None],
     *,
-    weights_only: bool,
+    is_own: bool,
 ) -> Source:
     """Check that `config` may resume from `found`. This comes before building the model, which can take minutes."""
+    weights_only = config.checkpoint.finetune and not is_own
     record = found.record or {}
     if record.get("format", FORMAT) > FORMAT:
         raise TrainerError(
@@ -156,7 +157,10 @@ def _source(
             "checkpoint.finetune: true, and save elsewhere",
             scope=Scope.ALL_RANKS,
         )
-    if misfit := base_model.mismatch(found.path, found.record, config.lora, weights_only=weights_only):
+    misfit = base_model.mismatch(
+        found.path, found.record, config.lora, weights_only=weights_only, is_own=is_own
+    )
+    if misfit is not None:
         raise TrainerError(str(misfit), scope=Scope.ALL_RANKS)
     files = _examine(found, config, codes, log, beat, weights_only)
     base = _base(found, config, files.origins, beat)

@@ -49,6 +49,7 @@ def _export(arguments: argparse.Namespace) -> None:
         tokenizer=arguments.tokenizer,
         eos_token=arguments.eos_token,
         chat_template=arguments.chat_template,
+        chat_template_name=arguments.chat_template_name,
         base_model=arguments.base_model,
         check=arguments.check,
     )
@@ -114,6 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     to_huggingface.add_argument("--eos-token", metavar="TOKEN", help="token at the end of a document")
     to_huggingface.add_argument(
         "--chat-template", type=Path, metavar="FILE", help="chat template, in place of the tokenizer's"
+    )
+    to_huggingface.add_argument(
+        "--chat-template-name", metavar="NAME", help="one of the tokenizer's chat templates, as its default"
     )
     to_huggingface.add_argument(
         "--check", action="store_true", help="compare logits with those of transformers"

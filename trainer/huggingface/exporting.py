@@ -56,6 +56,8 @@ class Options:
     """End of a document, if the tokenizer's files do not name it."""
     chat_template: Path | None = None
     """File of the chat template that the model was trained with, in place of the tokenizer's."""
+    chat_template_name: str | None = None
+    """Name of the one of the tokenizer's chat templates that the model was trained with, which becomes its default."""
     base_model: str | None = None
     """Name or directory of the base model of an adapter; None for the directory it was imported from."""
     check: bool = False
@@ -142,9 +144,7 @@ def _find_tokenizer(options: Options) -> Tokenizer | None:
     if found is None:
         raise TrainerError(f"{options.tokenizer} has no tokenizer.json, vocab.json or tokenizer.model")
     tokenizer_files.check_links(found, options.tokenizer)
-    return (
-        tokenizer_files.with_chat_template(found, options.chat_template) if options.chat_template else found
-    )
+    return tokenizer_files.with_chat_template(found, options.chat_template, options.chat_template_name)
 
 
 def _check_tensors(source: Source, family: Family, stored: Weights) -> None:

@@ -26,7 +26,7 @@ def token_ids(tokenizer: Tokenizer | None, vocab_size: int, report: Callable[[st
     usual = {name: tokenizer.id_of(token) for name, token in _special_tokens(tokenizer).items()}
     source = _read(tokenizer, CONFIG)
     if "model_type" not in source:
-        return usual
+        return _with_end(usual, tokenizer, CONFIG, report)
     found = {name: source[name] for name in (BOS, EOS, PAD) if name in source}
     kept = _without_unknown(found, tokenizer, vocab_size, CONFIG, report)
     return _with_end({**usual, **kept}, tokenizer, CONFIG, report)

@@ -69,7 +69,13 @@ def read_source(path: Path) -> Source:
         raise TrainerError(f"{error}. Use the version of hpcgen that wrote it") from error
     if not base_model.has_adapters(record):
         return Source(path, found.iteration, model, record, found.is_foreign)
-    base = read_source(base_model.find(record, None).path)
+    try:
+        base = read_source(base_model.find(record, None).path)
+    except OSError as error:
+        model_path = base_model.path_of(record)
+        raise TrainerError(
+            f"{error.filename or model_path}, of the model of the adapters in {path}, cannot be read ({error.strerror})"
+        ) from error
     # MTP layers are not trained with adapters, but remain in the base model.
     model = replace(model, mtp_num_layers=base.model.mtp_num_layers)
     return Source(path, found.iteration, model, record, found.is_foreign, base)

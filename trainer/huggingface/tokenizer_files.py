@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.chats.files import template_source
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.git_lfs import pointer_problem
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.files.system_calls import sync_path
-from trainer.huggingface.destination import copy_file, write_json
+from trainer.huggingface.destination import copy_file, write_json, write_text
 from trainer.inference.tokenizer import GPT2_EOD, gpt2_files
 
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -45,6 +46,8 @@ class Tokenizer:
     """Directory that the files are from. None for GPT-2's own."""
     end_of_document: str | None = None
     """Token at the end of a document, if the user names one."""
+    chat_template: str | None = None
+    """Text of the chat template that replaces the tokenizer's."""
 
     @property
     def size(self) -> int:
@@ -112,15 +115,21 @@ def _is_gpt2(files: Collection[str]) -> bool:
     return "tokenizer.json" not in files and "vocab.json" in files
 
 
-def with_chat_template(tokenizer: Tokenizer, path: Path) -> Tokenizer:
-    """The tokenizer with another chat template.
+def with_chat_template(tokenizer: Tokenizer, path: Path | None, name: str | None) -> Tokenizer:
+    """The tokenizer with the chat template in a file, or with one of its own by name, in place of its default one.
 
     Raises:
-        TrainerError: there is no such file.
+        TrainerError: there is no such template.
     """
-    if not path.is_file():
-        raise TrainerError("no such chat template (data.corpus.chat.chat_template_file)", where=path)
-    return dataclasses.replace(tokenizer, files=tokenizer.files | {CHAT_TEMPLATE: path})
+    if path is None and name is None:
+        return tokenizer
+    if path is None and tokenizer.directory is None:
+        raise TrainerError(
+            f"the tokenizer has no chat template {name!r}, since its file is not a tokenizer.json with others next to "
+            "it. Name the template's file (data.corpus.chat.chat_template_file)"
+        )
+    _, source = template_source(tokenizer.directory or Path(), path, name)
+    return dataclasses.replace(tokenizer, chat_template=source)
 
 
 def check_size(tokenizer: Tokenizer, vocab_size: int | None) -> None:
@@ -166,7 +175,11 @@ def check_links(tokenizer: Tokenizer, named: Path) -> None:
 
 def copy_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int | None) -> None:
     """Copy the files to `directory`. Adds a tokenizer_config.json if there is none."""
-    for name, path in tokenizer.files.items():
+    files = dict(tokenizer.files)
+    if tokenizer.chat_template is not None:
+        files.pop(CHAT_TEMPLATE, None)
+        write_text(directory / CHAT_TEMPLATE, tokenizer.chat_template)
+    for name, path in files.items():
         if name.startswith(f"{TEMPLATES}/"):
             (directory / TEMPLATES).mkdir(exist_ok=True)
         copy_file(path, directory / name)
@@ -194,9 +207,10 @@ def lost(tokenizer: Tokenizer) -> str | None:
     if _is_gpt2(tokenizer.files):
         return None
     path = next(iter(tokenizer.files.values()))
+    has_no_template = tokenizer.chat_template is None and CHAT_TEMPLATE not in tokenizer.files
     return (
         f"{path.parent} has no {SETTINGS}, so the exported tokenizer has no special tokens except the end of a "
-        f"document{'' if CHAT_TEMPLATE in tokenizer.files else ', and no chat template'}"
+        f"document{', and no chat template' if has_no_template else ''}"
     )
 
 

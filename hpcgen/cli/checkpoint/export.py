@@ -119,16 +119,18 @@ def _tokenizer_arguments(
     found: Checkpoint, tokenizer: str | None, eod_token: str | None, config: Path | None
 ) -> Iterator[list[str]]:
     from hpcgen.checkpoints.conversion import require_tokenizer, tokenizer_arguments
-    from hpcgen.planning.inputs import chat_template_of
+    from hpcgen.planning.inputs import chat_template_options
 
     if config is not None:
         if tokenizer is not None or eod_token is not None:
             raise HpcgenError("--config and --tokenizer both name a tokenizer", "use only one of them")
         run = read_absolute(config)
         require_tokenizer(found, run.data.tokenizer)
-        template = chat_template_of(run)
+        template = [
+            f"{name}={value}" for name, value in chat_template_options(run).items() if value is not None
+        ]
         with tokenizer_arguments(run.data.tokenizer) as arguments:
-            yield [*arguments, *(("--chat-template", template) if template else ())]
+            yield [*arguments, *template]
     elif tokenizer == GPT2:
         require_tokenizer(found, TokenizerConfig())
         with tokenizer_arguments(TokenizerConfig()) as arguments:

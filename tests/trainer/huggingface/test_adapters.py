@@ -199,6 +199,9 @@ def test_the_base_model_may_be_of_megatron_lm(single_llama: Run, trained_base: B
     export(tmp_path / "adapters/iter_0000000", tmp_path / "merged", Options(vocab_size=1000), ignore)
     expected = adapter_logits(trained_base.original, peft)
     assert_equal_logits(huggingface_logits(tmp_path / "merged"), expected)
+    (base / ".metadata").unlink()
+    with pytest.raises(TrainerError, match=r"\.metadata, of the model of the adapters in .*, cannot be read"):
+        read_source(tmp_path / "adapters/iter_0000000")
 
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {

@@ -238,7 +238,35 @@ def test_the_chat_template_of_the_training_replaces_that_of_the_tokenizer(
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
     assert tokenizer.chat_template == template.read_text()
     absent = Options(tokenizer=directory, chat_template=tmp_path / "absent.jinja")
-    assert "no such chat template" in refused(imported, tmp_path / "again", absent)
+    assert "cannot read the chat template" in refused(imported, tmp_path / "again", absent)
+
+
+def test_a_chat_template_chosen_by_name_becomes_the_default_and_documents_end_texts(
+    imported: Path, tmp_path: Path
+) -> None:
+    """The directory has no config.json. The end of a turn and the end of a document are different tokens."""
+    from transformers import AutoTokenizer
+
+    (directory := tmp_path / "tokenizer").mkdir()
+    save_tokenizer(directory).rename(directory / "tokenizer.json")
+    templates = [
+        {"name": name, "template": f"{name}: {{{{ messages[0].content }}}}"} for name in ("default", "tools")
+    ]
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "t7",
+        "chat_template": templates,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    options = Options(tokenizer=directory, chat_template_name="tools", eos_token="<eod>")
+    export(imported, tmp_path / "exported", options, ignore)
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "exported" / name).read_bytes())["eos_token_id"] == [VOCAB_SIZE - 1, 7]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    chat = [{"role": "user", "content": "t5"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "tools: t5"
+    absent = Options(tokenizer=directory, chat_template_name="rag")
+    assert "no chat template 'rag'" in refused(imported, tmp_path / "again", absent)
 
 
 def test_links_to_files_elsewhere_are_not_exported(imported: Path, tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ def test_adapters_of_another_run_are_continued_or_started_from(
     "change",
     [
         "other base",
+        "other base named",
+        "complete run",
         "no adapters",
         pytest.param("no finetune", marks=SLOW),
         pytest.param("other rank", marks=SLOW),
@@ -125,6 +127,17 @@ def test_what_does_not_fit_is_refused(
             rewrite_base(tmp_path / "checkpoints/iter_0000003", str(base / "iter_0000006"))
             config["checkpoint"] |= {"load": str(single_lora.checkpoints / "iter_0000003")}
             expected = f"trained on {base}/iter_0000006 (SHA-256"
+        case "other base named":
+            shutil.copytree(single_lora.checkpoints / "iter_0000003", tmp_path / "checkpoints/iter_0000003")
+            other = shutil.copytree(
+                single_llama.checkpoints / "iter_0000006", tmp_path / "other/iter_0000006"
+            )
+            rewrite_hash(other)
+            config["checkpoint"]["load"] = str(other)
+            expected = f"checkpoint.load names {other}, another model. Set it to {single_llama.checkpoints}"
+        case "complete run":
+            shutil.copytree(single_llama.checkpoints / "iter_0000006", tmp_path / "checkpoints/iter_0000006")
+            expected = "lora.rank needs new adapters, but the run has trained all weights: "
         case "no adapters":
             del config["lora"]
             config["checkpoint"]["load"] = str(single_lora.checkpoints)
@@ -144,6 +157,13 @@ def test_what_does_not_fit_is_refused(
     assert ended.statuses == (2,), ended.log
     assert expected in ended.log
     assert "Traceback" not in ended.log
+
+
+def rewrite_hash(checkpoint: Path) -> None:
+    """Let the record describe other files."""
+    record = read_record(checkpoint)
+    next(iter(record["files"].values()))["sha256"] = "0" * 64
+    (checkpoint / "COMPLETE").write_text(record_text(record))
 
 
 def rewrite_base(checkpoint: Path, path: str) -> None:

@@ -31,9 +31,10 @@ class EarlyStopping:
     mode: Literal["min", "max"] = "min"
     """Whether lower (min) or higher values (max) are better."""
     min_delta: NonNegativeFloat = 0.0
-    """Smallest change that counts as an improvement. It must be exceeded."""
+    """Change that an improvement must exceed to keep the run going. The best value is the best of all, whatever this
+    is."""
     patience: Count = 3
-    """Number of evaluations in a row without an improvement after which the run ends."""
+    """Number of evaluations in a row without such an improvement after which the run ends."""
 
 
 @config_section

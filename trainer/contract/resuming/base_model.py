@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +39,29 @@ def rank_of(record: Mapping[str, Any]) -> int:
 
 
 def mismatch(
-    path: Path, record: Mapping[str, Any] | None, lora: LoraConfig, *, weights_only: bool
+    path: Path, record: Mapping[str, Any] | None, lora: LoraConfig, *, weights_only: bool, is_own: bool
 ) -> Problem | None:
     """Why a run with the section `lora` cannot start from the checkpoint at `path`; None if it can.
 
-    `record` is None for a checkpoint of Megatron-LM, which contains a complete model.
+    `record` is None for a checkpoint of Megatron-LM, which contains a complete model. `is_own` is true for a checkpoint
+    of the run itself, which it continues whatever checkpoint.load and checkpoint.finetune are.
     """
     if has_adapters(record):
         assert record
         if lora.rank is None:
             reason = f"is null, but {path} contains only LoRA adapters of rank {rank_of(record)}, of {path_of(record)}"
-            hint = f"set it to {rank_of(record)} to train them, or name the checkpoint of a complete model"
+            another = "use another paths.run_dir" if is_own else "name the checkpoint of a complete model"
+            hint = f"set it to {rank_of(record)} to train them, or {another}"
             return Problem("lora.rank", reason, hint)
         alpha, saved = lora.rank if lora.alpha is None else lora.alpha, record["lora"]["alpha"]
         if weights_only and alpha != saved:
             reason = f"differs from {saved:g}, with which the adapters in {path} were trained"
             return Problem("lora.alpha", reason, f"set it to {saved:g}")
         return None
+    if lora.rank is not None and is_own:
+        reason = f"needs new adapters, but the run has trained all weights: {path} contains a complete model"
+        hint = "use another paths.run_dir for the adapters; to continue all weights, remove lora"
+        return Problem("lora.rank", reason, hint)
     if lora.rank is not None and not weights_only:
         reason = f"is false, but {path} contains a complete model, for which adapters can only be started"
         hint = "set it to true; to continue all weights without adapters, remove lora"
@@ -95,20 +101,23 @@ def find(record: Mapping[str, Any], load: str | None) -> Checkpoint:
     """The base model of the adapters with this `record`: where they were trained or, if it was moved, in `load`.
 
     Raises:
-        TrainerError: it is missing or has changed.
+        TrainerError: it is missing or has changed, or `load` names only other models.
         OSError: its files cannot be read.
     """
     saved = (record.get("origins") or {}).get(ORIGIN) or {}
     path, sha256 = Path(str(saved.get("path"))), saved.get("sha256")
-    candidates = [path, *(checkpoint_files.paths_to_load(Path(load)) if load else ())]
-    present = [
-        each for each in candidates if checkpoint_files.iteration_of(each) is not None and each.is_dir()
-    ]
-    for candidate in present:
-        checkpoint = checkpoint_files.describe(candidate)
-        is_complete = checkpoint.is_complete or checkpoint.is_foreign
-        if is_complete and not has_adapters(checkpoint.record) and identity(checkpoint) == sha256:
-            return checkpoint
+    named = _present(checkpoint_files.paths_to_load(Path(load)) if load else ())
+    present = _present([path])
+    models = list(_models(dict.fromkeys([*present, *named])))
+    bases = [model for model in models if identity(model) == sha256]
+    loaded = [model for model in models if model.path in named]
+    if bases and loaded and not any(model in loaded for model in bases):
+        raise TrainerError(
+            f"the adapters were trained on {bases[0].path}, but checkpoint.load names {loaded[0].path}, another model. "
+            f"Set it to {bases[0].path}, or train adapters of the other model in another paths.run_dir"
+        )
+    if bases:
+        return bases[0]
     state = "has changed since" if path in present else "is missing"
     moved = "make this path a link to the directory to which it was moved"
     if load is not None:
@@ -117,6 +126,18 @@ def find(record: Mapping[str, Any], load: str | None) -> Checkpoint:
         f"the adapters were trained on {path} (SHA-256 {str(sha256)[:SHA256_DIGITS]}), which {state}. Restore it, or "
         f"{moved}"
     )
+
+
+def _present(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if checkpoint_files.iteration_of(path) is not None and path.is_dir()]
+
+
+def _models(paths: Iterable[Path]) -> Iterator[Checkpoint]:
+    """Yields the checkpoints that contain complete models."""
+    for path in paths:
+        checkpoint = checkpoint_files.describe(path)
+        if (checkpoint.is_complete or checkpoint.is_foreign) and not has_adapters(checkpoint.record):
+            yield checkpoint
 
 
 def path_of(record: Mapping[str, Any]) -> str:

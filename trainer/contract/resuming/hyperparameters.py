@@ -84,6 +84,9 @@ MORE_TOKENS = (
 )
 """Hint for weights of another vocabulary."""
 
+OF_VOCABULARY = frozenset({"model.padded_vocab_size", "model.vocab_size"})
+"""Keys that differ if tokens were added."""
+
 ANOTHER_RUN = "Use another paths.run_dir for another experiment"
 """Hint for the case that a finished run already uses the run directory."""
 
@@ -117,9 +120,8 @@ def check_changes(
     if misfits and all(change.name.startswith("lora.") for change in misfits):
         raise TrainerError(f"the checkpoint has other adapters: {_list(misfits)}")
     if misfits:
-        of_vocabulary = [change.name for change in misfits] == ["model.padded_vocab_size"]
-        is_unset = weights_only and not config.checkpoint.resize_vocabulary
-        hint = f". {MORE_TOKENS}" if is_unset and of_vocabulary else ""
+        is_of_vocabulary = {change.name for change in misfits} <= OF_VOCABULARY
+        hint = f". {MORE_TOKENS}" if is_of_vocabulary and may_add_tokens(config, weights_only) else ""
         raise TrainerError(f"the checkpoint belongs to another model: {_list(misfits)}{hint}")
     if weights_only:
         return ()
@@ -240,6 +242,20 @@ def _adds_tokens(change: Change, saved: Mapping[str, Mapping[str, Any]], config:
     return before is not None and after is not None and before <= after
 
 
+def _uses_untrained_rows(change: Change) -> bool:
+    """True if tokens were added in rows that padded the embedding of the checkpoint. These rows were never trained."""
+    return (
+        change.name == "model.vocab_size"
+        and None not in (change.before, change.after)
+        and (change.before < change.after)
+    )
+
+
+def may_add_tokens(config: TrainerConfig, weights_only: bool) -> bool:
+    """True if checkpoint.resize_vocabulary is false and could be set."""
+    return weights_only and not config.checkpoint.resize_vocabulary and config.lora.rank is None
+
+
 def compare(
     saved: Mapping[str, Mapping[str, Any]], config: TrainerConfig, *, weights_only: bool
 ) -> tuple[list[Change], list[Change]]:
@@ -256,6 +272,8 @@ def compare(
             change for change in differing if not (_drops_mtp(change) or _adds_tokens(change, saved, config))
         ]
     misfits = [change for change in differing if change.name in fixed]
+    if weights_only and not misfits and not config.checkpoint.resize_vocabulary:
+        misfits = [change for change in differing if _uses_untrained_rows(change)]
     return misfits, [] if weights_only else [change for change in differing if change.name not in fixed]
 
 
