@@ -95,11 +95,12 @@ def essentials(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def shown(section: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the keys of a section to show, with their values. Leaves out values that are null, off or without
+    """Yields the keys of a section to show, with their values. Leaves out values that are null, off, empty or without
     effect."""
+    off: tuple[Any, ...] = (None, False, [])
     for key in SHOWN[section]:
-        has_effect = values.get(REQUIRED.get(key, key)) not in (None, False)
-        if has_effect and values.get(key) not in (None, False):
+        has_effect = values.get(REQUIRED.get(key, key)) not in off
+        if has_effect and values.get(key) not in off:
             yield key, values[key]
 
 
