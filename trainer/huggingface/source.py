@@ -46,7 +46,8 @@ class Source:
 
 
 def read_source(path: Path) -> Source:
-    """Read the model of the checkpoint in an `iter_...` directory, and check the names and sizes of its files.
+    """Read the model of the checkpoint in an `iter_...` directory, and check the names and sizes of its files. For
+    adapters, also check the SHA-256 of the files of their base model, as when training starts.
 
     Raises:
         TrainerError: it is not a valid checkpoint, or its model is not supported.
@@ -70,7 +71,13 @@ def read_source(path: Path) -> Source:
     if not base_model.has_adapters(record):
         return Source(path, found.iteration, model, record, found.is_foreign)
     try:
-        base = read_source(base_model.find(record, None).path)
+        stored = base_model.find(record, None)
+        if damage := checkpoint_files.problems(stored, hashes=True):
+            raise TrainerError(
+                f"{stored.path}, the model of the adapters in {path}, is broken: {'; '.join(map(str, damage[:5]))}. "
+                "Restore it"
+            )
+        base = read_source(stored.path)
     except OSError as error:
         model_path = base_model.path_of(record)
         raise TrainerError(

@@ -17,6 +17,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed.checkpoint.api import CheckpointException
 
+from trainer.checkpoint import reading
 from trainer.checkpoint import state as contents
 from trainer.checkpoint.finding import MAX_PROBLEMS
 from trainer.checkpoint.foreign import read_foreign
@@ -24,7 +25,7 @@ from trainer.checkpoint.loading_errors import raise_environment_fault
 from trainer.contract.code import code_loading, imports
 from trainer.contract.code.code_record import CodeRecord
 from trainer.contract.config import ParallelismConfig, TrainerConfig
-from trainer.contract.errors import TrainerError
+from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.files.checkpoint_files import COMPLETE, Checkpoint
 from trainer.contract.files.shared_files import require_own
 from trainer.contract.resuming import base_model
@@ -95,6 +96,12 @@ def load_part(found: Checkpoint, config: TrainerConfig, groups: ProcessGroupColl
     base = found
     if base_model.has_adapters(found.record):
         base = at_rank_0(lambda: base_model.find(found.record or {}, None), found.path)
+        if damage := reading.problems(base, lambda: None):
+            raise TrainerError(
+                f"{base.path}, the model of the adapters in {found.path}, is broken: "
+                f"{'; '.join(map(str, damage[:MAX_PROBLEMS]))}. Restore it",
+                scope=Scope.ALL_RANKS,
+            )
         _load_weights(chunk, found, contents.sharding(groups, adapters=True), is_adapter)
     sharding = contents.sharding(groups)
     if base.is_foreign:

@@ -40,6 +40,8 @@ from trainer.huggingface.exporting import Options, export
 from trainer.huggingface.importing import import_model
 from trainer.huggingface.peft_modules import peft_modules
 from trainer.huggingface.source import read_source
+from trainer.inference.checkpoint import find_checkpoint, inference_config
+from trainer.inference.loading import load_part
 
 pytestmark = pytest.mark.process
 
@@ -362,6 +364,23 @@ def test_experts_next_to_dense_layers_are_only_merged() -> None:
     modules = list(peft_modules(family, model, list(linears(model))))
     with pytest.raises(TrainerError, match=r"from those of model\.layers\.1\.mlp\.gate_proj"):
         check_names(modules, family)
+
+
+@pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
+def test_a_damaged_base_model_is_refused(
+    llama: Base, query_adapter: Path, tmp_path: Path, process_groups: Any
+) -> None:
+    base = shutil.copytree(llama.checkpoint, tmp_path / "base/iter_0000000")
+    import_adapter(query_adapter, base, tmp_path / "adapters", ignore)
+    file = base / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(TrainerError, match=r"__0_0\.distcp was changed after it was written.*Restore it"):
+        read_source(tmp_path / "adapters/iter_0000000")
+    found = find_checkpoint(tmp_path / "adapters")
+    with pytest.raises(TrainerError, match=r"__0_0\.distcp was changed after it was written.*Restore it"):
+        load_part(found, inference_config(found, device="cpu", precision=None), process_groups)
 
 
 def test_the_checks_find_a_wrong_export(llama: Base, query_adapter: Path, tmp_path: Path) -> None:
