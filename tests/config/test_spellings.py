@@ -74,6 +74,10 @@ KEYS = {key for section in SECTIONS.values() for key in section}
         ("parallelism.expert_model_parallel_sise", "did you mean expert_model_parallel_size"),
         ("model.moe_layer_recompute", "use training.recompute_modules, with the module moe"),
         ("parallelism.enable_deepep", "hpcgen's trainer does not support the DeepEP dispatcher"),
+        (
+            "data.train_on_inputs",
+            "data.sft: true learns only the answers of chats; texts (data.sft: false) learn all tokens",
+        ),
         ("data.packing", "use data.sft_packing for chats, or data.reset_attention_mask for texts"),
         ("slurm.train.nodess", "did you mean nodes?"),
         (
