@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 from trainer.contract.config import BlendConfig, ConfigError, TrainerConfig
 from trainer.contract.errors import TrainerError
-from trainer.contract.evaluation import EvaluationConfig, evaluated, is_due
+from trainer.contract.evaluation import EvaluationConfig, EvaluationData, evaluated, is_due
 from trainer.contract.files.checkpoint_files import Checkpoint, iteration_of
 from trainer.contract.problem import Problem
 from trainer.contract.rules.engine import evaluation_problems
 from trainer.contract.wording import counted
 from trainer.data.blend import LogLine
+from trainer.data.recorded import require_as_recorded
 from trainer.evaluate.perplexity import open_pair
 from trainer.evaluate.tasks import KEY, Tasks, load_tasks
 from trainer.inference.checkpoint import complete_checkpoints, find_checkpoint, inference_config
@@ -88,9 +89,8 @@ def prepare(config: EvaluationConfig, log: LogLine) -> Work:
     vocab_size = model.model.num_tokens if model else MAX_VOCAB_SIZE
     settings = config.settings
     for index, data in enumerate(settings.data):
-        collect(
-            open_pair, data, f"evaluation.data[{index}]", vocab_size, model.data if model else BlendConfig()
-        )
+        training = model.data if model else BlendConfig()
+        collect(_check_text, data, f"evaluation.data[{index}]", vocab_size, training)
     tasks = None
     if settings.tasks and (checkpoints or problems):
         collect(_check_tokenizer, config, vocab_size)
@@ -100,6 +100,12 @@ def prepare(config: EvaluationConfig, log: LogLine) -> Work:
         summary = [f"{counted(len(problems), 'mistake')}; nothing was evaluated"] if len(problems) > 1 else []
         raise ConfigError(*problems, *summary)
     return Work(checkpoints, tasks)
+
+
+def _check_text(data: EvaluationData, where: str, vocab_size: int, training: BlendConfig) -> None:
+    """Check that a text can be evaluated, and that its loss mask is the one that was made with it."""
+    open_pair(data, where, vocab_size, training)
+    require_as_recorded([data.prefix])
 
 
 def _choose(config: EvaluationConfig, log: LogLine) -> list[Checkpoint]:

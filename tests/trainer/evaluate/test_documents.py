@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -123,6 +124,10 @@ def test_the_loss_of_chats_is_that_of_validation_in_training(text: str, tmp_path
     of_text = evaluated(run, tmp_path / "text", text)
     assert not of_text.answers_only
     assert of_text.separate_documents
+    output = {"name": "held-out.mask", "size": 1, "sha256": "0" * 64, "modified_ns": None}
+    (tmp_path / "held-out.record.json").write_text(json.dumps({"outputs": [output]}))
+    with pytest.raises(AssertionError, match="held-out.mask: its SHA-256 is not the one in its record"):
+        evaluated(run, tmp_path / "changed", held_out)
 
 
 @pytest.mark.parametrize(
