@@ -30,7 +30,7 @@ find_cause() {
         *' Reason=TimeLimit '*) cause='out of time' ;;
         *' PreemptTime='[0-9]*) cause=preempted ;;
         *' Reason=NodeDown '*) cause='a node failed' ;;
-        *" Restarts=${slurm_restarts:-$restart} "*) ((!terminated)) || cause=canceled ;;
+        *" Restarts=${slurm_restarts:-$restart} "*) ((!terminated)) && [[ ! $text =~ ' JobState='(CANCELLED|COMPLETING)' ' ]] || cause=canceled ;;
         *' Restarts='*) cause='preempted, requeued, or a node failed' ;;
         *) ((!terminated)) || cause='canceled, preempted, or a node failed' ;;
     esac
@@ -41,7 +41,7 @@ is_out_of_time() { ((terminated)) && find_cause retry && [[ $cause == 'out of ti
 is_preempted() { ((!terminated)) && find_cause 2>/dev/null && [[ $cause == preempted* ]]; }
 # WHERE: ends the job if Slurm ended it before its time limit. At the time limit, sets timed_out.
 end_if_canceled() {
-    ((terminated)) || return 0
+    ((terminated)) || [[ ${cause-} == canceled ]] || return 0
     is_out_of_time || { say "ended by Slurm ($cause)$1; requeueing is Slurm's decision"; exit 143; }
     timed_out=1
 }
@@ -75,6 +75,7 @@ requeue() {
     local restarts
     ! is_preempted || set -- "$1, because it was preempted"
     end_if_held "$1"
+    end_if_canceled "; $1" # its steps may fail before SIGTERM arrives, and a requeue would revive the job
     [[ ! ${chain-} ]] || leave_to_next_job "$1"
     count_restarts
     ((restarts < max_restarts)) || die "$1, and this was restart $restarts of at most $max_restarts: giving up"

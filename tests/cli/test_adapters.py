@@ -62,7 +62,7 @@ def test_what_does_not_fit_is_refused_before_the_queue(workplace: Path, adapters
     refused = {
         "checkpoint.finetune = false is false, but": ("base", False, LORA),
         "lora.rank is null, but": ("adapters", True, None),
-        "lora.alpha = 2.0 differs from 4, that of": ("adapters", True, {**LORA, "alpha": 2.0}),
+        "lora.alpha = 2.0 differs from 4, with which": ("adapters", True, {**LORA, "alpha": 2.0}),
         "lora.rank = 8 differs from 4 in the checkpoint": ("adapters", False, {**LORA, "rank": 8}),
     }
     for message, (load, finetune, lora) in refused.items():

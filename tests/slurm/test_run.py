@@ -201,6 +201,17 @@ def test_a_canceled_program_stays_canceled(slurm_cluster: SlurmCluster, tmp_path
     assert told(run) == ["start", "stopped"]
 
 
+def test_a_step_that_fails_because_its_job_is_canceled_revives_nothing(
+    slurm_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """The step ends with a failure before the batch script has SIGTERM, or at the same time."""
+    cancel = ["sh", "-c", "trap '' TERM; scancel $SLURM_JOB_ID; exit 1"]
+    run = program_run(tmp_path, {"command": cancel})
+    log = ended(slurm_cluster, run, submit(slurm_cluster, run), "CANCELLED")
+    assert "ended by Slurm (canceled)" in log
+    assert "back into the queue" not in log
+
+
 def test_an_end_without_the_file_of_done_is_a_failure(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     program = {
         "command": ["sh", "-c", "[ {RESTART} = 0 ] || touch finished"],
