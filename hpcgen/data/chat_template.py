@@ -35,7 +35,7 @@ def chat_template(chat: ChatConfig, tokenizer: TokenizerConfig) -> ChatTemplate:
 
 
 def template_identity(chat: ChatConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
-    """What decides how chats become text, apart from the tokenizer: hash of the template, its variables, and the date.
+    """Settings of the text of chats, apart from the tokenizer: hash of the template, its variables, and the date.
 
     Raises:
         HpcgenError: there is no template, or it is invalid.

@@ -137,14 +137,14 @@ def _failure(directory: Path, attempts: Sequence[JobAttempt]) -> Failure | None:
 
 
 def with_slurm(files: RunFiles) -> RunFiles:
-    """The same files with Slurm's answer: the state, and what became of a last attempt without an end."""
+    """Copy of these files with Slurm's answer: the state, and what became of a last attempt without an end."""
     queue = ask_queue(users_of(files.directory))
     run = RunReader(files.directory, counts_outputs=False).read(files.now)
     return with_answer(files, run, queue, ask_accounts(unsettled_jobs([run], queue)))
 
 
 def with_answer(files: RunFiles, run: FilesOfStatus, queue: Queue, accounts: Accounts) -> RunFiles:
-    """The same files with an answer of Slurm. `run` is what `hpcgen status` reads."""
+    """Copy of these files with an answer of Slurm. `run` is what `hpcgen status` reads."""
     status = status_of(run, queue, accounts, files.now)
     files = replaced(files, state=status.state)
     last = files.last

@@ -23,7 +23,7 @@ Source: Muennighoff et al., "Scaling data-constrained language models", arXiv 23
 
 
 def in_json(plan: Plan, trainer: TrainerConfig) -> tuple[list[dict[str, Any]], list[str]]:
-    """What the training reads of each pair, by stage of its data, and warnings."""
+    """Samples that the training reads of each pair, by stage of its data, and warnings."""
     found = pair_readings(trainer)
     warnings = [str(located_in(plan.run, problem)) for problem in doubts(trainer, found)]
     return [dataclasses.asdict(reading) for reading in found], warnings

@@ -62,7 +62,7 @@ def root_failure(run_dir: Path, attempt: JobAttempt) -> Failure | None:
 
 
 def _without_words(run_dir: Path, attempt: JobAttempt, *, is_last: bool) -> list[Evidence]:
-    """What speaks for a failure without a line in the logs: reports of a hang, or an exit status that is a signal's."""
+    """Evidence of a failure without a line in the logs: reports of a hang, or an exit status that is a signal's."""
     hang = _hang(run_dir, attempt) if is_last else ""
     if hang:
         return list(collect(parse([f"trainer: hung: {hang}"]), "stacks"))
@@ -75,7 +75,7 @@ def _without_words(run_dir: Path, attempt: JobAttempt, *, is_last: bool) -> list
 
 
 def _hang(run_dir: Path, attempt: JobAttempt) -> str:
-    """What the ranks reported about a hang of this attempt; "" if nothing."""
+    """Report of the ranks about a hang of this attempt; "" if there is none."""
     stacks = run_dir / "stacks"
     if foreign_link(stacks, run_dir) is not None:
         return ""

@@ -29,7 +29,7 @@ _STARTS_RANKS = re.compile(
     rb"hpcgen: (?:rendezvous at \S+, world size \d|continuing in this job, on "
     rb"|the step ended with status \d+ after progress to \d+: starting it again in this job)"
 )
-"""What the batch script says when it starts the ranks, or starts them again (templates/lib/ranks.sh, attempts.sh,
+"""Words of the batch script when it starts the ranks, or starts them again (templates/lib/ranks.sh, attempts.sh,
 preflight.sh): the attempt survived what came before."""
 _STEPS_BEFORE = 3
 """The line of a rank that failed can come before those of rank 0 for the same steps."""

@@ -80,7 +80,7 @@ def _in_log(path: Path, pattern: str) -> list[int]:
 
 
 def _output(command: Sequence[str], text: bytes) -> bytes:
-    """What a program prints about a text."""
+    """Output of a program about a text."""
     environment = {**os.environ, "LC_ALL": "C"}
     return subprocess.run(
         command, input=text, capture_output=True, timeout=_SEARCH_S, env=environment, check=False

@@ -1,4 +1,4 @@
-"""What of a run's records cannot be read. Views leave it out, so they must say so."""
+"""Records of a run that cannot be read. Views leave them out, so they must say so."""
 
 from __future__ import annotations
 
