@@ -13,12 +13,12 @@ from hpcgen.cli.job_wait import wait_for_job
 from hpcgen.config.loader import Run
 from hpcgen.doctor import nodes
 from hpcgen.doctor.check import Check
-from hpcgen.doctor.programs import ask
 from hpcgen.files import make_directory
 from hpcgen.run_plan.plan import Plan
 from hpcgen.runs.attempts import read_job
 from hpcgen.slurm import sbatch
 from hpcgen.slurm.cluster_check import RESULT_DELAY_S, end_of
+from hpcgen.slurm.programs import ask_node_names
 
 Load = Callable[[tuple[str, ...]], Run]
 """Loads the run with more overrides."""
@@ -50,7 +50,7 @@ def check_nodes(health: Plan) -> Iterator[Check]:
         time.sleep(0.5)
     log = run_dir / f"{nodes.STAGE}-{job}.log"
     attempts = read_job(run_dir / "jobs" / job)
-    names = ask("scontrol", "show", "hostnames", attempts[-1].nodes).lines if attempts else []
+    names = ask_node_names(attempts[-1].nodes)[0] if attempts else []
     if not names or not reports.exists():
         click.echo(end_of(log), err=True)
         yield Check("job", "failed", f"job {job} checked no node", f"Read its log: {log}.")

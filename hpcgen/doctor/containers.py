@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcgen.doctor.check import Check
-from hpcgen.doctor.programs import Answer, ask
-from hpcgen.doctor.slurm_settings import Settings, version_of
+from hpcgen.doctor.slurm_settings import version_of
 from hpcgen.planning.image_record import read_image_record
 from hpcgen.planning.software import runtime
 from hpcgen.run_plan.plan import Plan
+from hpcgen.slurm.programs import Answer, Settings, ask
 from hpcgen.text import size_text
 from trainer.contract.record import record, replaced
 
@@ -72,7 +72,7 @@ def checks(plan: Plan, settings: Settings) -> Iterator[Check]:
     """Yields checks of the container runtime, if a stage uses one."""
     kind = runtime(plan.config, plan.run.cluster)
     mpi = plan.run.cluster.mpi or settings.get("MpiDefault", "")
-    offered = ask("srun", "--mpi=list")
+    offered = ask("srun", "--mpi=list")  # printed to stderr by older releases
     yield from _mpi(plan.run.cluster.mpi, offered)
     if not any(stage.container for stage in plan.stages.values()):
         yield Check("container", "skipped", f"container.runtime is {kind}")
@@ -111,7 +111,7 @@ def checks(plan: Plan, settings: Settings) -> Iterator[Check]:
 def _mpi(asked: str | None, offered: Answer) -> Iterator[Check]:
     if asked is None:
         return
-    names = offered.text.split()
+    names = " ".join(offered.all_lines).split()
     if offered.problem and not names:
         yield Check("MPI", "skipped", offered.problem)
     elif asked in names:
@@ -122,7 +122,7 @@ def _mpi(asked: str | None, offered: Answer) -> Iterator[Check]:
 
 
 def _pmix(offered: Answer) -> str:
-    found = re.search(r"pmix_v(\d+)", offered.text)
+    found = re.search(r"pmix_v(\d+)", " ".join(offered.all_lines))
     return found[1] if found else ""
 
 

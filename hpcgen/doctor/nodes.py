@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from hpcgen.config.slurm import PASSED_ON
 from hpcgen.doctor.check import Check
-from hpcgen.doctor.programs import ask
 from hpcgen.errors import HpcgenError
 from hpcgen.run_plan.plan import Plan
+from hpcgen.slurm.programs import ask_node_names
 from hpcgen.text import counted, few
 from trainer.contract.files.regular_file import read_text
 from trainer.contract.record import replaced
@@ -25,7 +26,6 @@ CLOCK_S = 1.0
 """Difference from the batch script's clock that matters: make and rsync compare times of files."""
 HANG_TOGETHER = frozenset(("driver", "cuda", "nccl", "nccl-plugin", "libfabric", "ofed"))
 """Software whose versions must be equal: nodes that chose different transports wait forever (NVIDIA/nccl#1634)."""
-SETTINGS_OF_RUN = ("partition", "account", "qos", "reservation", "constraint")
 NOTHING = "nothing"
 
 Facts = Mapping[str, str]
@@ -40,15 +40,15 @@ def overrides(nodes: str, plan: Plan) -> list[str]:
     section = f"slurm.{STAGE.replace('-', '_')}"
     found = [f"{section}.time={TIME_LIMIT}"]
     for stage in plan.stages.values():
-        settings = {name: getattr(stage.allocation.settings, name) for name in SETTINGS_OF_RUN}
+        settings = {name: getattr(stage.allocation.settings, name) for name in PASSED_ON.values()}
         found += [f"{section}.{name}={value}" for name, value in settings.items() if value is not None]
     if nodes.isdecimal():
         return [*found, f"{section}.nodes={nodes}"]
-    answer = ask("scontrol", "show", "hostnames", nodes)
-    if answer.problem:
-        raise HpcgenError(f"--nodes {nodes}: {answer.problem}", "give a number, or a list such as ndv5-[1-4]")
+    names, problem = ask_node_names(nodes)
+    if problem:
+        raise HpcgenError(f"--nodes {nodes}: {problem}", "give a number, or a list such as ndv5-[1-4]")
     directives = json.dumps([f"--nodelist={nodes}"])
-    return [*found, f"{section}.nodes={len(answer.lines)}", f"{section}.extra_directives={directives}"]
+    return [*found, f"{section}.nodes={len(names)}", f"{section}.extra_directives={directives}"]
 
 
 def with_paths(health: Plan, plan: Plan) -> Plan:

@@ -9,11 +9,11 @@ from hpcgen.config.loader import Run
 from hpcgen.config.profiles import read_profile
 from hpcgen.doctor import containers, partitions, slurm_settings, storage
 from hpcgen.doctor.check import Check
-from hpcgen.doctor.programs import Answer, ask
 from hpcgen.errors import HpcgenError
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.plan import plan as plan_run
 from hpcgen.run_plan.profile import profile_mistakes, profile_warnings
+from hpcgen.slurm.programs import Settings, ask, ask_settings
 from hpcgen.slurm.refusal import advice
 
 Render = Callable[[Plan, str], str]
@@ -29,9 +29,8 @@ def checks(run: Run, stage: str, render: Render) -> Iterator[Check]:
         for mistake in error.mistakes:
             yield Check("run file", "failed", str(mistake), "Correct it: the other checks need a valid plan.")
     yield from _profile(run, plan.warnings if plan else ())
-    answer = ask("scontrol", "show", "config")
-    settings = {} if answer.problem else slurm_settings.parse_settings(answer.lines)
-    yield _reached(answer, settings)
+    settings, problem = ask_settings()
+    yield _reached(settings, problem)
     if plan is None:
         return
     yield Check("run file", "ok", f"plans {stage} on cluster {run.cluster_name}")
@@ -54,9 +53,9 @@ def _profile(run: Run, planned: tuple[str, ...]) -> Iterator[Check]:
         yield Check("profile" if warning in of_profile else "run file", "warning", warning)
 
 
-def _reached(answer: Answer, settings: slurm_settings.Settings) -> Check:
-    if answer.problem:
-        return Check("Slurm", "failed", answer.problem, "Run this on a login node of the cluster.")
+def _reached(settings: Settings, problem: str) -> Check:
+    if problem:
+        return Check("Slurm", "failed", problem, "Run this on a login node of the cluster.")
     return Check("Slurm", "ok", f"cluster {settings.get('ClusterName', 'unknown')} answers")
 
 
@@ -76,9 +75,9 @@ def _accepted(plan: Plan, stage: str, render: Render) -> Check:
     except HpcgenError as error:
         return Check(name, "failed", str(error), "Correct it: the script cannot be rendered.")
     answer = ask("sbatch", "--test-only", given=script)
-    said = " ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in answer.lines)
+    said = " ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in answer.all_lines)
     if answer.problem:
-        hint = advice(answer.text, plan, plan.stages[stage])
+        hint = advice(said, plan, plan.stages[stage])
         fix = f"{hint[:1].upper()}{hint[1:]}." if hint else "See what sbatch says."
         return Check(name, "failed", said or answer.problem, fix)
     return Check(name, "ok", said or "accepted")

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from hpcgen.doctor.check import Check
 from hpcgen.planning.request import OLDEST_SLURM
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.stage import StagePlan
+from hpcgen.slurm.programs import Settings
 from hpcgen.text import counted, duration
-
-Settings = Mapping[str, str]
-"""Names and values of `scontrol show config`."""
 
 LEAST_KILL_WAIT_S = 10
 """Ranks agree for up to 3.5 s after TERM, and then end their step."""
 LONG_SILENCE_S = 600
 """Timeout of a dead node above which a job keeps it for long. Slurm's default is 300 s."""
 ADMIN = "Ask the admins"
-
-
-def parse_settings(lines: list[str]) -> dict[str, str]:
-    """The settings in the output of `scontrol show config`. "(null)" becomes ""."""
-    found = {}
-    for line in lines:
-        name, separator, value = line.partition("=")
-        if separator:
-            found[name.strip()] = "" if value.strip() == "(null)" else value.strip()
-    return found
 
 
 def checks(settings: Settings, plan: Plan) -> Iterator[Check]:

@@ -1,26 +1,23 @@
 """Slurm's answer about all jobs of some users: one squeue, and one sacct for jobs that squeue no longer knows.
 
-Both work with and without accounting, and end after TIMEOUT_S if the controller does not answer.
+Both work with and without accounting, and end soon if the controller does not answer.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import re
-import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hpcgen.config.stages import STAGE_ROWS, has_attempts
+from hpcgen.slurm.programs import UNKNOWN_JOB, Answer, ask, ask_settings
 from trainer.contract.record import record
 
-TIMEOUT_S = 10.0
-"""Seconds after which a command that does not answer is ended. Slurm's own timeouts take minutes."""
-UNKNOWN_JOB = "Invalid job id"
-"""What squeue says of a job that ended a while ago."""
 _SEPARATOR = "\x1f"
+_FORMATS = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+"""Variables for times as seconds since 1970, and for all numbers of the tasks of an array."""
 _QUEUE_FIELDS = (
     "JobArrayID",
     "State",
@@ -238,9 +235,8 @@ def ask_job(job: str) -> Queue:
 
 def ask_cluster() -> str:
     """Slurm's name of this cluster; "" without an answer."""
-    lines, _ = _ask("scontrol", "show", "config")
-    values = (line.partition("=")[2].strip() for line in lines if line.startswith("ClusterName "))
-    return next(values, "")
+    settings, _ = ask_settings()
+    return settings.get("ClusterName", "")
 
 
 def ask_node(node: str) -> Queue:
@@ -251,9 +247,9 @@ def ask_node(node: str) -> Queue:
 def _ask_queue(*options: str) -> Queue:
     asked = time.time()
     form = ",".join(f"{field}:{_SEPARATOR}" for field in _QUEUE_FIELDS)
-    lines, problem = _ask("squeue", "--noheader", *options, f"--Format={form}")
-    jobs = tuple(map(_queued, _rows(lines, len(_QUEUE_FIELDS))))
-    return Queue(jobs=jobs, problem=problem, asked=asked)
+    answer = ask("squeue", "--noheader", *options, f"--Format={form}", environment=_FORMATS)
+    jobs = tuple(map(_queued, _rows(answer, len(_QUEUE_FIELDS))))
+    return Queue(jobs=jobs, problem=answer.problem, asked=asked)
 
 
 def ask_accounts(jobs: Iterable[str]) -> Accounts:
@@ -261,7 +257,7 @@ def ask_accounts(jobs: Iterable[str]) -> Accounts:
     numbers = sorted(set(jobs))
     if not numbers:
         return NO_ACCOUNTS
-    lines, problem = _ask(
+    answer = ask(
         "sacct",
         "--noheader",
         "--allocations",
@@ -269,42 +265,15 @@ def ask_accounts(jobs: Iterable[str]) -> Accounts:
         f"--delimiter={_SEPARATOR}",
         f"--format={','.join(_ACCOUNT_FIELDS)}",
         f"--jobs={','.join(numbers)}",
+        environment=_FORMATS,
     )
-    rows = map(_accounted, _rows(lines, len(_ACCOUNT_FIELDS)))
-    return Accounts(jobs={job.job: job for job in rows}, problem=problem)
+    rows = map(_accounted, _rows(answer, len(_ACCOUNT_FIELDS)))
+    return Accounts(jobs={job.job: job for job in rows}, problem=answer.problem)
 
 
-def _ask(program: str, *options: str) -> tuple[list[str], str]:
-    """The lines that a command of Slurm prints, and why it has no answer."""
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(("SQUEUE_", "SACCT_"))}
-    # Times as seconds since 1970; all numbers of tasks of an array.
-    environment = kept | {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
-    try:
-        done = subprocess.run(
-            (program, *options),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        return [], f"{program} is not installed here"
-    except PermissionError:
-        return [], f"{program} may not be run here"
-    except subprocess.TimeoutExpired:
-        return [], f"{program} does not answer within {TIMEOUT_S:.0f} s"
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        return [], f"{program} fails: {said[-1] if said else f'status {done.returncode}'}"
-    return done.stdout.split("\n"), ""
-
-
-def _rows(lines: Sequence[str], fields: int) -> Iterator[list[str]]:
+def _rows(answer: Answer, fields: int) -> Iterator[list[str]]:
     """The values of each line. Other lines are left out: the name of a job may contain a newline."""
-    for line in lines:
+    for line in () if answer.problem else answer.lines:
         values = [value.strip() for value in line.removesuffix(_SEPARATOR).split(_SEPARATOR)]
         if len(values) == fields:
             yield ["" if value in ("(null)", "N/A") else value for value in values]

@@ -14,6 +14,7 @@ from pathlib import Path
 from hpcgen.errors import HpcgenError
 from hpcgen.files import write_text
 from hpcgen.run_plan.plan import Plan
+from hpcgen.slurm.programs import UNKNOWN_JOB, ask
 from hpcgen.slurm.refusal import advice
 from hpcgen.slurm.shell import reach_job, shell_settings, without
 
@@ -22,8 +23,6 @@ PATIENCE_S = 5.0
 
 POLLS_S = (1.0, 10.0)
 """First and longest pause between two questions about a job (seconds)."""
-NO_SUCH_JOB = "Invalid job id"
-"""What squeue says of a job that ended a while ago."""
 
 
 def submit_script(plan: Plan, stage: str, text: str, arguments: Sequence[str] = ()) -> str:
@@ -69,18 +68,13 @@ def states(job_id: str, on_poll: Callable[[], None] = lambda: None) -> Iterator[
 
 
 def state_of(job_id: str) -> str | None:
-    """The state of a job, with the reason if it waits. None if it has ended."""
-    done = subprocess.run(
-        ["squeue", "--noheader", f"--jobs={job_id}", "--format=%T %r"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if (done.returncode == 0 and not done.stdout.strip()) or NO_SUCH_JOB in done.stderr:
+    """The state of a job, with the reason if it waits, or why squeue does not tell it. None if it has ended."""
+    answer = ask("squeue", "--noheader", f"--jobs={job_id}", "--format=%T %r")
+    if UNKNOWN_JOB in answer.messages or not (answer.text.strip() or answer.problem):
         return None
-    if done.returncode:
-        return f"squeue does not answer ({done.stderr.strip()})"
-    state, _, reason = done.stdout.strip().partition(" ")
+    if answer.problem:
+        return answer.problem
+    state, _, reason = answer.text.strip().partition(" ")
     return f"{state} ({reason})" if state == "PENDING" and reason != "None" else state
 
 

@@ -14,6 +14,7 @@ from hpcgen.runs.files import RunReader
 from hpcgen.runs.look import look
 from hpcgen.runs.slurm import Queue
 from hpcgen.runs.status import RunStatus, status_of, unsettled_jobs
+from hpcgen.slurm import programs, sbatch
 from tests.patience import wait_until
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.test_run import program_run, submit
@@ -121,18 +122,20 @@ def test_without_accounting_and_with_a_controller_that_does_not_answer(
     found = status(run).program
     assert found is not None
     assert (found.began, found.value, found.source) == (0, 7, f"{run}/step")
+    monkeypatch.setenv("SQUEUE_PARTITION", "another")  # would hide the job
+    assert sbatch.state_of(job) == "RUNNING"
     assert slurm.ask_accounts([job]).problem == "sacct fails: Slurm accounting storage is disabled"
 
     controller = int((cluster.directory / "slurmctld.pid").read_text())
     os.kill(controller, signal.SIGSTOP)  # its port takes connections, and nothing answers
     try:
-        monkeypatch.setattr(slurm, "TIMEOUT_S", 1.0)
+        monkeypatch.setattr(programs, "TIMEOUT_S", 1.0)
         silent = status(run)
     finally:
         os.kill(controller, signal.SIGCONT)
     assert silent.problems == ("squeue does not answer within 1 s",)
     assert [attempt.state for attempt in silent.attempts] == ["unknown"]
-    monkeypatch.setattr(slurm, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(programs, "TIMEOUT_S", 60.0)
 
     (run / "go").touch()
     assert cluster.wait(job) == "COMPLETED"
