@@ -1,19 +1,20 @@
 """Samples of each pair that a run has read, according to its newest checkpoint, and samples that it will read, by stage
 of its data (data.stages).
 
-The lengths of documents are not read. So the number of tokens that data.split gives to training is estimated, unless
-the checkpoint records it.
+The lengths of texts are not read. So the number of tokens that data.split gives to training is estimated, unless the
+checkpoint records it. Chats are packed as in the trainer (`hpcgen.planning.chat_samples`).
 """
 
 from __future__ import annotations
 
 import bisect
+import importlib.util
 import mmap
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcgen.planning.resuming import is_first_job
 from trainer.contract.config import Dataset, TrainerConfig
@@ -22,9 +23,16 @@ from trainer.contract.resuming import sampling
 from trainer.contract.resuming.data_stages import stages_left
 from trainer.contract.resuming.sampling import Documents, Listed, Mixture, Packing, Sampling, Stream, draws
 from trainer.contract.rules.data import split_weights
+from trainer.packing.counts import Counts
+
+if TYPE_CHECKING:
+    from trainer.packing.samples import ChatSamples
 
 _HEADER = struct.Struct("<9sQBQQ")
 """Beginning of an .idx file: magic, version, code of the token type, number of sequences, number of documents + 1."""
+MAX_CHAT_TOKENS = 5 * 10**9
+"""Maximum number of tokens of the chats of a run that are packed, which takes some seconds.
+The samples of more are estimated."""
 _TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
 """Bytes of a token by the code of its type."""
 
@@ -45,12 +53,19 @@ class Reading:
     """Number of tokens that `remaining` is."""
     stage: str | None = None
     """Name of the stage; None for a run without stages."""
+    iterations_per_epoch: float | None = None
+    """Number of iterations that read one epoch of the pair at its weight; None while the batch size grows."""
+    chats: Counts | None = None
+    """Chats that are read, cut and left out. None for texts, and for chats that are not counted here."""
+    is_estimated: bool = False
+    """True if the samples of an epoch are estimated, as if all chats fit and no sample had padding."""
 
 
 @dataclass(frozen=True)
 class _Pair:
     """The sizes of a pair."""
 
+    prefix: str
     tokens: int
     end: int
     """Number of sequences in training, which are the first ones (`trainer.contract.resuming.sampling.Documents`)."""
@@ -99,9 +114,10 @@ def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[R
         iteration, consumed = record["iteration"], record["consumed_samples"]
         is_known = record.get("sampling") is not None
         earlier = sampling.from_dict(record["sampling"]) if is_known else earlier
+    packed = _packed(trainer, pairs)
     streams = {
-        dataset.prefix: _stream(trainer, _documents(pair, share, identity, earlier), identity, earlier)
-        for dataset, pair, identity in zip(datasets, pairs, identities, strict=True)
+        pair.prefix: _stream(trainer, _documents(pair, share, identity, earlier), identity, earlier, packed)
+        for pair, identity in zip(pairs, identities, strict=True)
     }
     stages = stages_left(data, trainer.training, iteration, consumed)
     planned = sampling.plan_all(
@@ -123,6 +139,14 @@ def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[R
             epochs=stream.epochs(remaining),
             tokens=remaining * stream.seq_length,
             stage=each.stage.name if each.stage else None,
+            iterations_per_epoch=(
+                None
+                if trainer.training.rampup_batch_size
+                else 1 / (stream.epochs(1) * portion.weight * trainer.training.global_batch_size)
+            ),
+            chats=packed[stream.prefix].counts if stream.prefix in packed else None,
+            is_estimated=stream.prefix not in packed
+            and stream.packing == _estimate(trainer, stream.documents),
         )
         for each, plan in zip(stages, planned, strict=True)
         for phase in plan.phases[-1:]
@@ -145,25 +169,47 @@ def _expected_counts(weights: Sequence[float], size: int) -> list[int]:
     return [round(weight * size) for weight in weights]
 
 
+def _packed(trainer: TrainerConfig, pairs: Sequence[_Pair]) -> dict[str, ChatSamples]:
+    """The samples of each pair of chats. Empty for texts, for more chats than are packed here, and without numpy."""
+    is_short = sum(pair.tokens for pair in pairs) <= MAX_CHAT_TOKENS
+    if not (trainer.data.sft and is_short and importlib.util.find_spec("numpy")):
+        return {}
+    from hpcgen.planning.chat_samples import packed_chats
+
+    found = {pair.prefix: packed_chats(pair.prefix, _HEADER.size, pair.end, trainer) for pair in pairs}
+    return {prefix: samples for prefix, samples in found.items() if samples}
+
+
 def _stream(
-    trainer: TrainerConfig, documents: Documents, identity: Mapping[str, Any], earlier: Sampling
+    trainer: TrainerConfig,
+    documents: Documents,
+    identity: Mapping[str, Any],
+    earlier: Sampling,
+    packed: Mapping[str, ChatSamples],
 ) -> Stream:
-    """The samples of a pair. How chats fill samples is recorded or estimated, as if all fit and no sample had
-    padding."""
+    """The samples of a pair. Chats that are not `packed` fill as many as is recorded, or else as if all fit and no
+    sample had padding."""
     stream = Stream(identity, documents, trainer.model.seq_length)
     if not trainer.data.sft:
         return stream
-    packed, chats = trainer.data.sft_packing, documents.end - documents.first
-    tokens = max(1, documents.tokens - chats)
-    estimate = Packing(-(-tokens // stream.seq_length) if packed else max(1, chats), tokens, packed)
+    together = trainer.data.sft_packing
+    if samples := packed.get(stream.prefix):
+        return replace(stream, packing=Packing(len(samples), samples.counts.tokens, together))
     recorded = (
         each.packing
         for each in earlier.streams
         if each.packing is not None
-        and (each.packing.packed, each.seq_length) == (packed, stream.seq_length)
+        and (each.packing.packed, each.seq_length) == (together, stream.seq_length)
         and _may_be(each, identity, documents)
     )
-    return replace(stream, packing=next(recorded, estimate))
+    return replace(stream, packing=next(recorded, None) or _estimate(trainer, documents))
+
+
+def _estimate(trainer: TrainerConfig, documents: Documents) -> Packing:
+    """How chats fill samples if all fit and no sample has padding."""
+    together, chats = trainer.data.sft_packing, documents.end - documents.first
+    tokens = max(1, documents.tokens - chats)
+    return Packing(-(-tokens // trainer.model.seq_length) if together else max(1, chats), tokens, together)
 
 
 def _documents(pair: _Pair, share: float, identity: Mapping[str, Any], earlier: Sampling) -> Documents:
@@ -209,4 +255,4 @@ def _read_sizes(prefix: str, share: float) -> _Pair | None:
         with memoryview(content) as view, view[starts_at : starts_at + 8 * documents].cast("q") as starts:
             end = starts[bisect.bisect_right(starts, round(share * sequences)) - 1]
     tokens = data.stat().st_size // _TOKEN_BYTES[code]
-    return _Pair(tokens, end) if tokens else None
+    return _Pair(prefix, tokens, end) if tokens else None

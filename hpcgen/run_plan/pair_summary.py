@@ -11,6 +11,7 @@ from hpcgen.planning.mixture import Reading, pair_readings
 from hpcgen.run_plan.plan import Plan, located_in
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
+from trainer.packing.counts import Counts
 
 MAX_PAIRS = 20
 """Maximum number of pairs in the lines for people."""
@@ -45,6 +46,13 @@ def doubts(trainer: TrainerConfig, found: Sequence[Reading]) -> Iterator[Problem
             "epochs, a repeated text teaches less and less (arXiv 2305.16264)",
             "add documents, lower the weight of the pair, or lower training.train_iters",
         )
+    for reading in found:
+        if reading.chats and (reason := reading.chats.problem("train", trainer.model.seq_length)):
+            yield Problem(
+                key,
+                f"has a pair that the training will refuse: {reading.prefix}: {reason}",
+                "use a longer model.seq_length, or other chats",
+            )
     for prefix in _hardly_read(found):
         yield Problem(
             key,
@@ -84,7 +92,18 @@ def _pair(pair: dict[str, Any], *, has_begun: bool) -> str:
     read = "?" if pair["read"] is None else f"{pair['read']:,}"
     stage = f"stage {pair['stage']}, " if pair["stage"] else ""
     before, after = (f"{read} samples read, ", "") if has_begun else ("", f" after {read} samples")
-    return (
-        f"{stage}{pair['prefix']}: {before}{pair['remaining']:,} to read{after} (about {pair['epochs']:.2f} epochs, "
+    parts = [
+        f"{stage}{pair['prefix']}: {before}{pair['remaining']:,} to read{after} ({_epochs_text(pair)}, "
         f"{pair['tokens']:,} tokens)"
-    )
+    ]
+    if pair["iterations_per_epoch"] is not None:
+        parts.append(f"one epoch is {pair['iterations_per_epoch']:,.1f} iterations")
+    if pair["chats"] is not None:
+        parts += Counts(**pair["chats"]).left_out()
+    return "; ".join(parts)
+
+
+def _epochs_text(pair: dict[str, Any]) -> str:
+    if pair["is_estimated"]:
+        return f"about {pair['epochs']:.2f} epochs if all chats fit and samples have no padding"
+    return f"{'' if pair['chats'] else 'about '}{pair['epochs']:.2f} epochs"

@@ -43,8 +43,8 @@ def trainer(prefixes: list[str], *weights: float | None) -> TrainerConfig:
 
 def test_a_new_run_reads_its_pairs_by_weight(prefixes: list[str]) -> None:
     assert readings(trainer(prefixes, 0.7, 0.3), None) == [
-        Reading(prefixes[0], 0, 179_200, 7.0, 179_200 * 2048),
-        Reading(prefixes[1], 0, 76_800, 3.0, 76_800 * 2048),
+        Reading(prefixes[0], 0, 179_200, 7.0, 179_200 * 2048, None, 1000 / 7),
+        Reading(prefixes[1], 0, 76_800, 3.0, 76_800 * 2048, None, 1000 / 3),
     ]
     assert [reading.epochs for reading in readings(trainer(prefixes, None, None), None)] == [5.0, 5.0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -16,6 +17,8 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from hpcgen.planning.mixture import readings
+from hpcgen.run_plan import pair_summary
 from tests.trainer.chat_pairs import Chat, chat_config, random_chats, write_chats
 from tests.trainer.document_runs import CP2, PP2, TP2_SP
 from tests.trainer.inference.models import ONE
@@ -25,8 +28,6 @@ from trainer.contract.config import ConfigError, TrainerConfig
 from trainer.contract.config.resolve import resolve
 from trainer.contract.files.loss_mask import can_learn, mask_path
 from trainer.data import documents, loader
-from trainer.data.best_fit import best_fit_decreasing
-from trainer.data.chats import kept_tokens
 from trainer.data.datasets import build_index, open_datasets
 from trainer.distributed import groups
 from trainer.inference.loading import TORCH
@@ -36,6 +37,8 @@ from trainer.model.core_config import transformer_config
 from trainer.model.experts import Router
 from trainer.model.initialization import initialize_by_name
 from trainer.model.multi_token import PredictingModel
+from trainer.packing.best_fit import best_fit_decreasing
+from trainer.packing.samples import kept_tokens
 from trainer.trials.samples import RandomSamples
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Megatron-Core warns about its own defaults
@@ -164,6 +167,49 @@ def test_the_log_counts_what_is_cut_and_left_out(tmp_path: Path) -> None:
     )
     assert f"{learned / tokens:.1%} of the tokens are learned" in line
     assert "; 1 cut after their last answer that fits; 1 left out, since no answer fits; 1 left out" in line
+
+
+@pytest.mark.parametrize("data", [{}, {"sft_packing": False}, {"split": "70,30,0"}], ids=str)
+def test_validate_knows_the_samples_of_an_epoch(data: dict[str, Any], tmp_path: Path) -> None:
+    chats = [*random_chats(30, (8, 90)), ([1] * 200, [0] * 200), ([1] * 20, [0] * 20)]
+    prefix = write_chats(tmp_path / "chats", chats[::-1])
+    config = chat_config(prefix, tmp_path / "run", **data)
+    if "split" in data:
+        config["data"]["datasets"] = config["data"].pop("train")
+    log: list[str] = []
+    datasets(config, log)
+    [line] = [line for line in log if line.startswith("data: train") and "full" in line]
+    samples = int(line.partition(" chats in ")[2].split()[0])
+    parsed = configuration.from_dict(TrainerConfig, config, "test")
+    [found] = readings(parsed, None)
+    assert found.epochs == found.remaining / samples
+    assert found.iterations_per_epoch == pytest.approx(samples / 4)
+    assert found.chats is not None
+    text = pair_summary.for_people([dataclasses.asdict(found)])[0][1]
+    assert f"({found.epochs:.2f} epochs, " in text
+    assert text.endswith("; ".join([f"one epoch is {samples / 4:,.1f} iterations", *line.split("; ")[2:]]))
+    assert "left out, since no answer fits; 1 left out, since nothing is learned" in text
+
+
+def test_validate_says_when_epochs_of_chats_are_an_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More chats than are read within seconds."""
+    monkeypatch.setattr("hpcgen.planning.mixture.MAX_CHAT_TOKENS", 100)
+    config = chat_config(write_chats(tmp_path / "chats", random_chats(30)), tmp_path / "run")
+    [found] = readings(configuration.from_dict(TrainerConfig, config, "test"), None)
+    assert found.chats is None
+    text = pair_summary.for_people([dataclasses.asdict(found)])[0][1]
+    assert f"(about {found.epochs:.2f} epochs if all chats fit and samples have no padding, " in text
+
+
+def test_validate_doubts_a_pair_that_the_training_refuses(tmp_path: Path) -> None:
+    chats = write_chats(tmp_path / "chats", [(range(20), [0] * 10 + [1] * 10)] * 19 + [([1, 2], [0, 1])])
+    config = chat_config(chats, tmp_path / "run", {**GPT, "seq_length": 4})
+    reason = "only 1 of its 20 chats for train can be read with model.seq_length = 4: 19 have no answer"
+    assert reason in refusal(config)
+    parsed = configuration.from_dict(TrainerConfig, config, "test")
+    assert any(reason in doubt.reason for doubt in pair_summary.doubts(parsed, readings(parsed, None)))
 
 
 def refusal(config: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ A chat of L tokens has L - 1 pairs of an input and its label. So no label crosse
 needs to be masked there. A sample has chats one after the other and then padding, which no loss and no chat sees.
 
 A chat that does not fit into a sample ends after its last answer that does; without such an answer it is left out.
-Each pair is packed once for a sequence length (`trainer.data.best_fit`). Each epoch shuffles the samples.
+Each pair is packed once for a sequence length (`trainer.packing`). Each epoch shuffles the samples.
 """
 
 from __future__ import annotations
@@ -25,46 +25,16 @@ from trainer.contract.config import BlendConfig, ConfigError
 from trainer.contract.files.loss_mask import has_mask, mask_path, size_problem
 from trainer.contract.resuming.sampling import Documents, Order, Packing, Stream
 from trainer.contract.wording import counted
-from trainer.data.best_fit import best_fit_decreasing
 from trainer.data.index_files import Index, LogLine, complete
 from trainer.data.kind import Kind, Source, core_split
+from trainer.packing.samples import Counts, pack_chats
 
 FILES = ("chats.npy", "bins.npy", "counts.npy")
 """Suffixes of the index files: document and kept tokens of each chat in the order of the samples [chats, 2]; the first
 chat of each sample and the end [samples + 1]; and `Counts`."""
 
-MIN_KEPT = 0.1
-"""Smallest fraction of the training chats of a pair that may fit into samples. A smaller one is a mistake, not a
-choice."""
-
 MAX_PAIRS_SHOWN = 50
 """Maximum number of pairs with a line of their own in the log."""
-
-CHUNK = 2**24
-"""Number of tokens whose mask is read at a time."""
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Chats of a pair, and their tokens in an epoch."""
-
-    chats: int
-    """All chats of the split."""
-    cut: int
-    """Chats that end after an answer in their middle."""
-    too_long: int
-    """Chats that are left out, since no answer ends within a sample."""
-    unanswered: int
-    """Chats that are left out, since they have nothing to learn."""
-    tokens: int
-    """Inputs of the chats that are read."""
-    learned: int
-    """Labels of these that count in the loss."""
-
-    @property
-    def read(self) -> int:
-        """Chats that are read."""
-        return self.chats - self.too_long - self.unanswered
 
 
 class Chats(Kind):
@@ -104,7 +74,8 @@ class Chats(Kind):
         found = {}
         for number, (prefix, index) in enumerate(indices.items()):
             packed = Packed.load(source.cache_dir, index)
-            if problem := _problem(split, packed.counts, source):
+            if problem := packed.counts.problem(split, source.config.model.seq_length):
+                problem += ". Use a longer model.seq_length, or other chats"
                 if split != "test":
                     raise ConfigError(problem, where=prefix)
                 log(f"data: warning: {prefix}: {problem}")
@@ -213,32 +184,6 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return self._shuffled[1]
 
 
-def kept_tokens(
-    lengths: numpy.ndarray, mask: numpy.ndarray, seq_length: int
-) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """How many tokens of each chat a sample can hold, and how many of their labels are learned: [chats] each.
-
-    The chats of `lengths` [chats] follow each other in `mask` [tokens], whose values are 0 and 1. A chat that is left
-    out has 0 of both: it has nothing to learn, or no answer that ends within seq_length + 1 tokens.
-    """
-    ends = numpy.cumsum(lengths, dtype=numpy.int64)
-    starts = ends - lengths
-    kept = lengths.astype(numpy.int64)
-    long = kept > seq_length + 1
-    if long.any():
-        # the first token after each answer
-        after = numpy.flatnonzero(mask[:-1] > mask[1:]) + 1
-        latest = numpy.searchsorted(after, starts[long] + seq_length + 1, side="right") - 1
-        last = after[latest] if len(after) else numpy.zeros_like(latest)
-        kept[long] = numpy.where(latest >= 0, numpy.maximum(last - starts[long], 0), 0)
-    learned_before = numpy.concatenate([[0], numpy.cumsum(mask, dtype=numpy.int64)])
-    learned = numpy.zeros_like(kept)
-    has_labels = kept >= 2
-    first = starts[has_labels]
-    learned[has_labels] = learned_before[first + kept[has_labels]] - learned_before[first + 1]
-    return numpy.where(learned > 0, kept, 0), learned
-
-
 def _packing_index(split: str, prefix: str, documents: Documents, source: Source) -> Index:
     """Index files of the chats of a pair, which depend on its files, the documents and the settings in the key."""
     seq_length, packed = source.config.model.seq_length, source.config.data.sft_packing
@@ -268,49 +213,16 @@ def _packing_index(split: str, prefix: str, documents: Documents, source: Source
 
 def _pack(prefix: str, documents: Documents, seq_length: int, packed: bool) -> tuple[numpy.ndarray, ...]:
     """The contents of the index files."""
-    corpus, mask = IndexedDataset(prefix), map_mask(prefix)
+    corpus = IndexedDataset(prefix)
     lengths = numpy.asarray(corpus.sequence_lengths[documents.first : documents.end])
     start = int(corpus.index.sequence_pointers[documents.first]) // corpus.index.dtype_size
-    kept, learned = (
-        numpy.concatenate(parts)
-        for parts in zip(*_kept_in_chunks(prefix, lengths, mask, start, seq_length), strict=True)
-    )
-    is_read, is_long = kept > 0, lengths > seq_length + 1
-    numbers = numpy.flatnonzero(is_read)
-    sizes = kept[numbers] - 1
-    if packed:
-        order, bins = best_fit_decreasing(sizes, seq_length)
-    else:
-        order, bins = numpy.arange(len(numbers)), numpy.arange(len(numbers) + 1)
-    chats = numpy.stack([documents.first + numbers[order], kept[numbers][order]], axis=1)
-    counts = Counts(
-        chats=len(lengths),
-        cut=int((is_read & is_long).sum()),
-        too_long=int((~is_read & is_long).sum()),
-        unanswered=int((~is_read & ~is_long).sum()),
-        tokens=int(sizes.sum()),
-        learned=int(learned.sum()),
-    )
-    values = [getattr(counts, field.name) for field in fields(Counts)]
-    return chats.astype(numpy.int32), bins.astype(numpy.int64), numpy.array(values)
-
-
-def _kept_in_chunks(
-    prefix: str, lengths: numpy.ndarray, mask: numpy.ndarray, start: int, seq_length: int
-) -> Iterator[tuple[numpy.ndarray, numpy.ndarray]]:
-    """Yields the `kept_tokens` of some chats at a time. The mask of the first chat begins at `start`."""
-    ends = start + numpy.cumsum(lengths, dtype=numpy.int64)
-    first = 0
-    while first < len(lengths):
-        end = max(first + 1, int(numpy.searchsorted(ends, start + CHUNK, side="right")))
-        chunk = numpy.asarray(mask[start : ends[end - 1]])
-        if len(chunk) and chunk.max() > 1:
-            raise ConfigError(
-                f"{mask_path(prefix)} has the value {chunk.max()}; a loss mask has only 0 and 1. Make the pair again",
-                where=prefix,
-            )
-        yield kept_tokens(lengths[first:end], chunk, seq_length)
-        first, start = end, int(ends[end - 1])
+    try:
+        found = pack_chats(lengths, map_mask(prefix)[start:], seq_length, packed=packed)
+    except ValueError as error:
+        raise ConfigError(f"{mask_path(prefix)} {error}. Make the pair again", where=prefix) from error
+    chats = found.chats + numpy.array([documents.first, 0])
+    values = [getattr(found.counts, field.name) for field in fields(Counts)]
+    return chats.astype(numpy.int32), found.bins.astype(numpy.int64), numpy.array(values)
 
 
 def map_mask(prefix: str) -> numpy.ndarray:
@@ -318,43 +230,15 @@ def map_mask(prefix: str) -> numpy.ndarray:
     return numpy.memmap(mask_path(prefix), numpy.uint8, mode="r")
 
 
-def _problem(split: str, counts: Counts, source: Source) -> str | None:
-    """Why a split has too few chats of a pair; None if it has enough."""
-    needed = MIN_KEPT * counts.chats if split == "train" else 0
-    if counts.read and counts.read >= needed:
-        return None
-    left_out = [
-        f"{number:,} {reason}"
-        for number, reason in (
-            (counts.too_long, "have no answer that ends within a sample"),
-            (counts.unanswered, "have nothing to learn"),
-        )
-        if number
-    ]
-    return (
-        f"only {counts.read:,} of its {counted(counts.chats, 'chat')} for {split} can be read with model.seq_length = "
-        f"{source.config.model.seq_length}: {' and '.join(left_out)}. Use a longer model.seq_length, or other chats"
-    )
-
-
 def _text(packed: Packed, source: Source, split: str) -> str:
     batch = source.config.training.global_batch_size
     steps = f" ({len(packed) / batch:,.1f} steps of {batch:,})" if split == "train" else ""
     counts, length = packed.counts, source.config.model.seq_length
-    left_out = [
-        f"{number:,} {what}"
-        for number, what in (
-            (counts.cut, "cut after their last answer that fits"),
-            (counts.too_long, "left out, since no answer fits"),
-            (counts.unanswered, "left out, since nothing is learned"),
-        )
-        if number
-    ]
     return "; ".join(
         [
             f"{counted(counts.read, 'chat')} in {counted(len(packed), 'sample')} of {length:,} tokens{steps}, "
             f"{counts.tokens / (len(packed) * length):.1%} full",
             f"{counts.learned / counts.tokens:.1%} of the tokens are learned",
-            *left_out,
+            *counts.left_out(),
         ]
     )

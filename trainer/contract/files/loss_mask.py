@@ -29,7 +29,7 @@ def can_learn(mask: bytes, seq_length: int) -> bool:
     """Returns whether a run learns something of a chat, given its part of the mask and the run's sequence length.
 
     A sample holds seq_length inputs and their labels, so up to seq_length + 1 tokens. A longer chat ends after its last
-    answer that fits (`trainer.data.chats.kept_tokens`, for many chats).
+    answer that fits (`trainer.packing.samples.kept_tokens`, for many chats).
     """
     end = len(mask)
     if end > seq_length + 1:

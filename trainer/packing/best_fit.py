@@ -7,11 +7,15 @@ chats of up to 4,096 tokens take a second.
 from __future__ import annotations
 
 import bisect
+from typing import Any
 
 import numpy
+from numpy.typing import NDArray
 
 
-def best_fit_decreasing(sizes: numpy.ndarray, capacity: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+def best_fit_decreasing(
+    sizes: NDArray[Any], capacity: int
+) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
     """Pack items of `sizes` [items] into few bins of `capacity`.
 
     Each item, from the largest to the smallest, goes into the fullest bin that has room for it. Items of the same size
@@ -44,9 +48,9 @@ class _Rooms:
         self._capacity = capacity
         self._rooms: list[int] = []
         """Rooms of which there are bins, in ascending order."""
-        self._bins: dict[int, list[numpy.ndarray]] = {}
+        self._bins: dict[int, list[NDArray[numpy.int64]]] = {}
 
-    def place(self, size: int, count: int) -> numpy.ndarray:
+    def place(self, size: int, count: int) -> NDArray[numpy.int64]:
         """Place up to `count` items of one size, at least one. Returns the bin of each.
 
         The fullest bin with room for an item stays the fullest one until it has no more room for such items. So bins
@@ -70,12 +74,12 @@ class _Rooms:
         self._put(room, found[used:])
         return numpy.repeat(found[:used], [each] * filled + [rest] * (rest > 0))
 
-    def _take(self, room: int) -> numpy.ndarray:
+    def _take(self, room: int) -> NDArray[numpy.int64]:
         self._rooms.remove(room)
         parts = self._bins.pop(room)
         return parts[0] if len(parts) == 1 else numpy.sort(numpy.concatenate(parts))
 
-    def _put(self, room: int, bins: numpy.ndarray) -> None:
+    def _put(self, room: int, bins: NDArray[numpy.int64]) -> None:
         if not len(bins):
             return
         if room not in self._bins:
