@@ -99,7 +99,8 @@ def _pair(pair: dict[str, Any], *, has_begun: bool) -> str:
     if pair["iterations_per_epoch"] is not None:
         parts.append(f"one epoch is {pair['iterations_per_epoch']:,.1f} iterations")
     if pair["chats"] is not None:
-        parts += Counts(**pair["chats"]).left_out()
+        counts = Counts(**pair["chats"])
+        parts += [f"{counts.read:,} of {counted(counts.chats, 'chat')} read", *counts.left_out()]
     return "; ".join(parts)
 
 

@@ -187,7 +187,9 @@ def test_validate_knows_the_samples_of_an_epoch(data: dict[str, Any], tmp_path: 
     assert found.chats is not None
     text = pair_summary.for_people([dataclasses.asdict(found)])[0][1]
     assert f"({found.epochs:.2f} epochs, " in text
-    assert text.endswith("; ".join([f"one epoch is {samples / 4:,.1f} iterations", *line.split("; ")[2:]]))
+    read, left_out = line.partition(" chats in ")[0].split()[-1], line.split("; ")[2:]
+    counted = [f"one epoch is {samples / 4:,.1f} iterations", f"{read} of {found.chats.chats} chats read"]
+    assert text.endswith("; ".join([*counted, *left_out]))
     assert "left out, since no answer fits; 1 left out, since nothing is learned" in text
 
 
