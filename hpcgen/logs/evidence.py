@@ -129,7 +129,7 @@ class _Traceback:
                 return False  # of another exception
             self._is_in_frames, self._is_chained = True, False
             return True
-        if _OTHER.match(text) or (not self._is_in_frames and is_exception(text)):
+        if _OTHER.match(text) or (not self._is_in_frames and is_exception(text) and not self._announces()):
             return False
         if self._is_in_frames:
             if _FRAME.match(text):
@@ -148,6 +148,10 @@ class _Traceback:
             return False
         message.append(text)
         return True
+
+    def _announces(self) -> bool:
+        """Whether the message ends before the exception that it quotes, as torch.compile's do: `... raised:`."""
+        return self._exceptions[-1][-1].endswith(" raised:")
 
     def evidence(self, source: str) -> Evidence:
         """The exception that explains the chain: the first one with the best known cause, else the last one."""

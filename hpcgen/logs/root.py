@@ -18,6 +18,7 @@ _LOOK_AT = re.compile(r"Look first at (?P<ranks>ranks? [\d, and-]+?)(?: on (?P<n
 _OWN_NAME = re.compile(r"\b[Rr]ank (?P<rank>\d{1,7})(?: on (?P<node>[A-Za-z][\w.-]*)|[:,]| at )")
 _NODE = re.compile(r"\bnode:? (?P<node>[A-Za-z][\w-]*\d[\w.-]*)")
 _STEP_FRAME = re.compile(r", in (?:forward|backward|step|train_step|training_step)\b")
+_LOAD_FRAME = re.compile(r", in (?:_?load_(?:\w+_)?checkpoint|load_state_dict|_load_base_checkpoint)\b")
 MAX_RANKS = 1_000_000
 _PRECEDENCE = (("fact",), ("root", "stop"), ("wait", "exit"))
 """Roles from the one that explains most."""
@@ -43,7 +44,7 @@ def find_root(
     ranks = _ranks_of_workers(root, found) or ranks
     rank = ranks[0] if ranks else None
     traceback = root.traceback or _context(root, rank, found)
-    kind = "model-memory" if root.kind == "gpu-memory" and _builds_model(traceback) else root.kind
+    kind = _kind(root.kind, traceback)
     return Failure(
         kind=kind,
         title=KINDS[kind].title,
@@ -57,6 +58,15 @@ def find_root(
         place=f"{root.source}:{root.number}" if root.source else "",
         fix=_fix(kind),
     )
+
+
+def _kind(kind: str, traceback: str) -> str:
+    """The kind of a root failure, which its traceback can make more precise."""
+    if kind == "gpu-memory" and _builds_model(traceback):
+        return "model-memory"
+    if kind == "exception" and _LOAD_FRAME.search(traceback):
+        return "checkpoint"
+    return kind
 
 
 def _builds_model(traceback: str) -> bool:
@@ -124,6 +134,8 @@ def _most_precise(candidates: Sequence[Evidence]) -> Evidence:
     elif first.role == "exit":
         better = [each for each in candidates if each.kind in ("killed", "crash")]
         better.sort(key=lambda each: not each.ranks)
+    elif first.kind == "launch":  # pyxis and enroot write the reason after the result
+        better = [each for each in candidates if each.kind == "disk-full" and "pyxis:" in each.message]
     elif first.kind == "canceled":
         better = [each for each in candidates if each.kind in ("time-limit", "preempted")]
     else:
@@ -183,8 +195,8 @@ def _node(root: Evidence, ranks: Sequence[int], known: Mapping[int, str], node_o
 
 def _context(root: Evidence, rank: int | None, found: Sequence[Evidence]) -> str:
     """The first traceback of the rank that failed, or all observations of the same event."""
-    if root.role == "fact":
-        same = [each.message for each in found if each.role == "fact" and each.kind == root.kind]
+    if root.role == "fact" or root.kind == "launch":
+        same = [each.message for each in found if each.role == root.role and each.kind == root.kind]
         return "\n".join(dict.fromkeys(same)) if len(same) > 1 else ""
     own = (each.traceback for each in found if rank is not None and each.rank == rank and each.traceback)
     return next(own, "")

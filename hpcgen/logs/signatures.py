@@ -43,7 +43,11 @@ KINDS = {
     "shared-memory": Kind("shared memory (/dev/shm) failed", "a-node-or-a-process-died"),
     "model-memory": Kind("the model does not fit into the memory of a GPU", "the-model-does-not-fit"),
     "gpu-binding": Kind("ranks use the wrong GPUs", "ranks-use-the-wrong-gpus"),
-    "library": Kind("a library of the image cannot be loaded", "an-import-fails"),
+    "library": Kind("a library of the image does not work on this node", "an-import-fails"),
+    "limit": Kind(
+        "a limit of the node was reached: processes, open files or locked memory",
+        "a-limit-of-a-node-is-reached",
+    ),
     "gpu-memory": Kind("a GPU ran out of memory", "a-gpu-runs-out-of-memory"),
     "not-finite": Kind("a number is not finite", "the-loss-is-not-a-number"),
     "disk-full": Kind("the disk is full", "the-disk-is-full"),
@@ -128,7 +132,7 @@ _WARNING = re.compile(
 _FAILS = re.compile(
     r"(?i)error|fail|kill|cancel|xid|bus|lost|oom|memory|srun|trainer: |hpcgen: |timeout|timed out|signal|abort"
     r"|terminat|nccl|gloo|exceed|segmentation|fatal|caught|assert|what\(|corrupt|free\(|malloc|shm|found|no space"
-    r"|quota|module|completion"
+    r"|quota|module|completion|stuck"
 )
 """A cheap test: lines without these words match no signature."""
 

@@ -12,6 +12,7 @@ from hpcgen.logs.lines import parse
 from hpcgen.logs.root import find_root
 from hpcgen.logs.signatures import KINDS, match_line, signatures
 from tests.logs.cases import Case, cases
+from tests.logs.messages import LAUNCHERS, Message, messages
 
 FAULTS = Path(__file__).parents[2] / "docs" / "faults.md"
 CASCADES = {kind for kind, row in KINDS.items() if not row.fix}
@@ -20,6 +21,12 @@ CASCADES = {kind for kind, row in KINDS.items() if not row.fix}
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_the_root_is_named(case: Case) -> None:
     assert case.mistake() == ""
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("message", messages(), ids=lambda message: message.name)
+def test_a_published_message_is_found_among_those_of_other_ranks(message: Message, launcher: str) -> None:
+    assert message.mistake(launcher) == ""
 
 
 def test_no_cascade_counts_as_a_right_answer() -> None:
@@ -47,6 +54,14 @@ NCCL_ERROR = "torch.distributed.DistBackendError: NCCL error in: x.cpp:49, inval
     [
         ("__init__", OUT_OF_MEMORY, "model-memory"),
         ("forward", OUT_OF_MEMORY, "gpu-memory"),
+        (
+            "forward",
+            "RuntimeError: CUDA error: an illegal memory access was encountered\n"
+            "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+            "gpu-error",
+        ),
+        ("load_checkpoint", "KeyError: 'iteration'", "checkpoint"),
+        ("forward", "KeyError: 'iteration'", "exception"),
         ("forward", "RuntimeError: cuDNN error: CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED", "library"),
         ("forward", "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "gpu-error"),
         (
