@@ -30,8 +30,8 @@ FIXES = {
     "a-node-or-a-process-died": "Submit again, or let the requeued job continue. If the same node fails again, exclude "
     "it. If a node ran out of memory, use fewer data.num_workers.",
     "a-gpu-is-faulty": "Exclude the node (sbatch --exclude), report it to the admins, and submit again.",
-    "a-limit-of-a-node-is-reached": "Compare the limit in a job (srun bash -c 'ulimit -a') with what the ranks use, and "
-    "ask an admin to raise it for slurmd.",
+    "a-limit-of-a-node-is-reached": "Compare the limit in a job (srun bash -c 'ulimit -a') with what the ranks use, "
+    "and ask an admin to raise it for slurmd.",
     "an-import-fails": "Install the package in the image, or set code_dir of the profile (hpcgen install-code). If it "
     "is there and cannot be loaded, such as cuDNN, use an image whose libraries are complete and of one version.",
     "a-file-is-missing-or-unreadable": "Correct the path, or give the jobs access to the file on every node. hpcgen "
