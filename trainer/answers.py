@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -27,6 +26,7 @@ from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.files.run_directory import RunDirectory, open_nofollow, publish
 from trainer.contract.prompts import parse_prompts
 from trainer.contract.wording import counted
+from trainer.distributed.groups import gathered
 from trainer.faults.storage import at_rank_0, reason
 from trainer.inference.generation import Completion, Options, generate
 from trainer.inference.tokenizer import Tokenizer, load_tokenizer
@@ -74,7 +74,7 @@ class Answers:
             completions = list(generate(model, self.tokenizer, self.prompts, self.options))
         replica, num_parts = model.replica
         own = [(replica + index * num_parts, completion) for index, completion in enumerate(completions)]
-        found = _gathered(own if model.reports else [])
+        found = gathered(own if model.reports else [])
         self.last = state.iteration
         if torch.distributed.get_rank() == 0:
             self._write(state.iteration, found, time.monotonic() - started)
@@ -190,11 +190,3 @@ def _iteration(line: bytes) -> int | None:
         if line.endswith(b"\n") and isinstance(at, int):
             return at
     return None
-
-
-def _gathered(own: list[tuple[int, Completion]]) -> list[tuple[int, Completion]]:
-    """The completions of all ranks in the order of the prompts, on rank 0; elsewhere none."""
-    is_first = torch.distributed.get_rank() == 0
-    parts: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.gather_object(own, parts if is_first else None)
-    return sorted(itertools.chain.from_iterable(parts), key=lambda each: each[0]) if is_first else []

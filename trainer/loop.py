@@ -194,8 +194,7 @@ class TrainingLoop:
 
 def _of_rank_0(value: float | None, config: TrainerConfig) -> float | None:
     """The value of rank 0, so that all ranks decide alike, whatever their sums are rounded to."""
-    device = "cuda" if config.device == "cuda" else "cpu"
-    box = torch.tensor([math.nan if value is None else value], dtype=torch.float64, device=device)
+    box = torch.tensor([math.nan if value is None else value], dtype=torch.float64, device=config.device)
     torch.distributed.broadcast(box, 0)
     found = float(box.item())
     return None if math.isnan(found) else found

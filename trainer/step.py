@@ -238,8 +238,7 @@ def forward_backward(
             contents = Contents()
         return torch.stack([totals for totals, _ in results]).sum(0).double(), contents
     size = 2 + 2 * len(objective.names)
-    device = "cuda" if config.device == "cuda" else "cpu"
-    return torch.zeros(size, dtype=torch.float64, device=device), Contents()
+    return torch.zeros(size, dtype=torch.float64, device=config.device), Contents()
 
 
 class _Samples(NamedTuple):

@@ -18,11 +18,12 @@ from trainer import checkpoint
 from trainer.answers import open_answers
 from trainer.contract.code import code_loading
 from trainer.contract.code.code_record import SHA256_DIGITS
-from trainer.contract.code.user_code import UserCode, sha256
+from trainer.contract.code.user_code import UserCode
 from trainer.contract.config import ConfigError, TrainerConfig, fingerprint, to_dict
 from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.files import finished
+from trainer.contract.files.hashing import sha256
 from trainer.contract.files.run_directory import RunDirectory, publish, set_aside
 from trainer.contract.model.batch_size import batch_size_at
 from trainer.contract.resuming import provenance

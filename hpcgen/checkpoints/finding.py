@@ -11,8 +11,7 @@ from typing import Any
 from hpcgen.checkpoints.run_config import read_run_config
 from hpcgen.errors import HpcgenError, Problem
 from trainer.contract.files import checkpoint_files, checkpoint_index
-from trainer.contract.files.checkpoint_files import Checkpoint
-from trainer.contract.files.checkpoint_index import INDEX
+from trainer.contract.files.checkpoint_files import INDEX, PREFIX, Checkpoint
 
 SET_ASIDE = re.compile(r"iter_(\d+)\.broken(?:-\d+)?")
 """Name of a broken checkpoint that the trainer has set aside."""
@@ -48,7 +47,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
     Raises:
         HpcgenError: there is no such checkpoint.
     """
-    if path.absolute().name.startswith("iter_"):
+    if path.absolute().name.startswith(PREFIX):
         return find_exactly(path)
     directory = find_directory(path)
     found = read_directory(directory)

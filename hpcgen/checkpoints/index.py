@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpcgen.errors import HpcgenError
 from trainer.contract.files import checkpoint_index
-from trainer.contract.files.checkpoint_index import INDEX
+from trainer.contract.files.checkpoint_files import INDEX
 from trainer.contract.files.regular_file import read_bytes
 
 _BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}

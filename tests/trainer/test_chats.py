@@ -30,12 +30,12 @@ from trainer.contract.files.loss_mask import can_learn, mask_path
 from trainer.data import documents, loader
 from trainer.data.datasets import build_index, open_datasets
 from trainer.distributed import groups
-from trainer.inference.loading import TORCH
 from trainer.inference.start import open_groups
 from trainer.model import build
 from trainer.model.core_config import transformer_config
 from trainer.model.experts import Router
 from trainer.model.initialization import initialize_by_name
+from trainer.model.kernels import TORCH
 from trainer.model.multi_token import PredictingModel
 from trainer.packing.best_fit import best_fit_decreasing
 from trainer.packing.samples import kept_tokens

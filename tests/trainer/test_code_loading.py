@@ -14,6 +14,7 @@ import pytest
 from trainer.contract.code import code_loading, user_code
 from trainer.contract.code.code_record import CodeRecord
 from trainer.contract.config import ConfigError
+from trainer.contract.files.hashing import sha256
 from trainer.contract.resuming.change import Change
 
 pytestmark = pytest.mark.usefixtures("code_of_this_test")
@@ -212,12 +213,12 @@ def test_what_runs_is_what_was_hashed(
     assert code_loading.load(path, "a.key")() == 1
     assert {each: each.read_bytes() for each in directory.rglob("*.pyc")} == caches
     name = helper.relative_to(directory).as_posix()
-    assert record["modules"][name] == user_code.sha256(b"NUMBER = 1\n")
+    assert record["modules"][name] == sha256(b"NUMBER = 1\n")
     now = CodeRecord.of(user_code.read([path])[path])
     assert now.change("a.key", record) == Change(
         "a.key",
-        f"{helper} (SHA-256 {user_code.sha256(b'NUMBER = 1' + os.linesep.encode())[:12]})",
-        f"{helper} (SHA-256 {user_code.sha256(b'NUMBER = 2' + os.linesep.encode())[:12]})",
+        f"{helper} (SHA-256 {sha256(b'NUMBER = 1' + os.linesep.encode())[:12]})",
+        f"{helper} (SHA-256 {sha256(b'NUMBER = 2' + os.linesep.encode())[:12]})",
         is_content=True,
     )
     seen = CodeRecord.found(path, record)  # as on a login node, which does not search for modules
@@ -308,9 +309,7 @@ def test_what_is_executed_without_an_import(way: str, harm: Callable[[Path], obj
     helper, main = write(tmp_path / "u_pkg/helper.py", "NUMBER = 1\n"), write(tmp_path / "u_main.py", way)
     path = f"{main}:number"
     codes = user_code.read([path])
-    assert CodeRecord.of(codes[path]).entry()["modules"]["u_pkg/helper.py"] == user_code.sha256(
-        b"NUMBER = 1\n"
-    )
+    assert CodeRecord.of(codes[path]).entry()["modules"]["u_pkg/helper.py"] == sha256(b"NUMBER = 1\n")
     code_loading.use(codes)
     assert code_loading.load(path, "a.key")() == 1
     for name in ("u_main", "u_pkg.helper", "u"):
@@ -352,7 +351,7 @@ def test_an_extension_module_is_hashed_before_it_is_loaded(tmp_path: Path) -> No
     codes = user_code.read([path])
     assert CodeRecord.of(codes[path]).change("key", record) == Change(
         "key",
-        f"{tmp_path}/u_helper.py (SHA-256 {user_code.sha256(b'')[:12]})",
+        f"{tmp_path}/u_helper.py (SHA-256 {sha256(b'')[:12]})",
         f"no {tmp_path}/u_helper.py (and 1 more)",
         is_content=True,
     )

@@ -20,11 +20,11 @@ from trainer.contract.config import TrainerConfig
 from trainer.contract.config.resolve import resolve
 from trainer.data import documents
 from trainer.distributed import groups
-from trainer.inference.loading import TORCH
 from trainer.inference.start import open_groups
 from trainer.model import build
 from trainer.model.core_config import transformer_config
 from trainer.model.initialization import initialize_by_name
+from trainer.model.kernels import TORCH
 from trainer.model.multi_token import PredictingModel
 
 pytestmark = [pytest.mark.process, pytest.mark.filterwarnings("ignore")]  # Core warns about its own defaults

@@ -26,8 +26,8 @@ from tests.trainer.pickles.write import HERE, TENSORS, arguments
 from tests.trainer.runs import ROOT, Run, environment, finished, free_port
 from trainer.checkpoint import unpickling
 from trainer.contract.files import checkpoint_files, checkpoint_index
-from trainer.contract.files.checkpoint_files import COMPLETE
-from trainer.contract.files.checkpoint_index import ENUMS, INDEX, ForbiddenError
+from trainer.contract.files.checkpoint_files import COMPLETE, INDEX
+from trainer.contract.files.checkpoint_index import ENUMS, ForbiddenError
 
 VERSIONS = ("3.10.13", "3.11.2", "3.11.7", "3.12.1", "3.13.0")
 """Pythons that wrote the files in `pickles`."""

@@ -90,11 +90,21 @@ def load(
     contents.check_loaded(state, source.path)
 
 
+def sharding_of_complete(found: Checkpoint, groups: ProcessGroupCollection) -> dict[str, Any]:
+    """Options with which Core reads the weights of a complete checkpoint, which Megatron-LM may have written.
+
+    Raises:
+        TrainerError: Megatron-LM wrote it, and these versions cannot read it.
+    """
+    sharding = contents.sharding(groups)
+    if found.is_foreign:
+        sharding |= read_foreign(found.path, ParallelismConfig(), weights_only=True).content_metadata
+    return sharding
+
+
 def _load_base(base: Checkpoint, state: TrainingState, groups: ProcessGroupCollection) -> None:
     """Load the frozen weights of a run with adapters."""
-    sharding = contents.sharding(groups)
-    if base.is_foreign:
-        sharding |= read_foreign(base.path, ParallelismConfig(), weights_only=True).content_metadata
+    sharding = sharding_of_complete(base, groups)
     try:
         loaded, absent = _read(base.path, contents.sharded_base(state, sharding), groups)
         if not absent:

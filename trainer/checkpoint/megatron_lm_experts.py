@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 from trainer.contract.config import ModelConfig, ParallelismConfig, field_hints
-from trainer.contract.model.experts import MODEL_KEYS, expert_tensor_parallel_size, moe_layer_pattern
+from trainer.contract.model.experts import MODEL_KEYS, core_moe_layer_freq, expert_tensor_parallel_size
 
 SAME_NAME = tuple(key for key in MODEL_KEYS if key != "moe_layer_freq")
 """Keys of the section `model` that are also arguments of the same name."""
@@ -30,11 +30,10 @@ def expert_args(model: ModelConfig) -> dict[str, Any]:
     """Arguments for the resolved `model`. Empty for a dense model."""
     if model.num_moe_experts is None:
         return {}
-    has_dense_layers = not all(moe_layer_pattern(model))
     return {
         "num_experts": model.num_moe_experts,
         **{name: getattr(model, name) for name in SAME_NAME},
-        "moe_layer_freq": list(model.moe_layer_freq or ()) if has_dense_layers else 1,
+        "moe_layer_freq": core_moe_layer_freq(model),
         "moe_router_dtype": "fp32",
     }
 

@@ -28,7 +28,7 @@ from trainer.checkpoint.writer import HostBuffer, NotFiniteError, Writing, Writt
 from trainer.contract.config import CheckpointConfig, TrainerConfig, to_dict
 from trainer.contract.errors import NotSavedError, Scope, TrainerError
 from trainer.contract.files import checkpoint_files
-from trainer.contract.files.checkpoint_files import COMMON, COMPLETE, METADATA, STARTED, TRACKER
+from trainer.contract.files.checkpoint_files import COMMON, COMPLETE, INDEX, METADATA, STARTED, TRACKER
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.run_directory import RunDirectory, publish
 from trainer.contract.files.system_calls import sync_path
@@ -275,7 +275,7 @@ class Checkpoints:
         """True if any rank is still writing and none has failed."""
         vote = self.vote()
         counts = torch.tensor([vote.writing, vote.failed], dtype=torch.float32)
-        counts = counts.to("cuda" if self._config.device == "cuda" else "cpu")
+        counts = counts.to(self._config.device)
         torch.distributed.all_reduce(counts)
         writing, failed = counts.tolist()
         return bool(writing and not failed)
@@ -379,7 +379,7 @@ def _publish(save: _Save, written: list[Written]) -> str | None:
         file.write(save.plan.common)
     save_config(CheckpointingConfig("torch_dist", 1), str(path))
     files = {name: entry for part in written for name, entry in part.files.items()}
-    small = [path / name for name in (STARTED, COMMON, ".metadata", METADATA)]
+    small = [path / name for name in (STARTED, COMMON, INDEX, METADATA)]
     with ThreadPoolExecutor(len(small)) as threads:  # in parallel, since each fsync waits for the storage
         files |= {file.name: entry for file, entry in zip(small, threads.map(_sync, small), strict=True)}
     sync_path(path)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from trainer.contract.files.hashing import sha256
 from trainer.contract.files.regular_file import read_bytes, read_text
 
 _FUNCTION = re.compile(r"!function\s+([\w.]+)\.\w+")
@@ -64,4 +64,4 @@ def hashes(files: Iterable[Path]) -> dict[str, str]:
         OSError: a file cannot be read.
     """
     sources = sorted({path for file in files for path in task_sources(file)})
-    return {str(path): hashlib.sha256(read_bytes(path)).hexdigest() for path in sources}
+    return {str(path): sha256(read_bytes(path)) for path in sources}

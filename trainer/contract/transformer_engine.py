@@ -41,5 +41,4 @@ def cross_entropy_problem(config: TrainerConfig, version: str) -> str:
 def tokens_differ(config: TrainerConfig) -> bool:
     """True if the losses of some tokens may have other factors than those of others, such as 0 by a loss mask."""
     data, model, training = config.data, config.model, config.training
-    has_mask = data.sft or data.eod_mask_loss or data.dataset is not None
-    return has_mask or model.mtp_num_layers is not None or training.z_loss_coeff is not None
+    return data.masks_tokens or model.mtp_num_layers is not None or training.z_loss_coeff is not None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from trainer.contract.config import Count, NonNegative, TrainerConfig
+from trainer.contract.files.hashing import sha256
 from trainer.contract.record import config_section
 
 DIRECTORY = "tune"
@@ -51,7 +51,7 @@ class TrialsConfig:
 
 def trial_key(*parts: object) -> str:
     """The key of a trial that depends on `parts`, which JSON can express."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return sha256(json.dumps(parts, sort_keys=True).encode())[:16]
 
 
 @dataclass(frozen=True, kw_only=True)

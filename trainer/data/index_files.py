@@ -8,7 +8,6 @@ index that does not match its record is rebuilt and replaced, without disturbing
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import secrets
@@ -23,10 +22,11 @@ from typing import Any
 import numpy
 
 from trainer.contract.errors import TrainerError
+from trainer.contract.files.hashing import file_sha256, num_threads
 from trainer.contract.files.regular_file import open_regular, read_text
 from trainer.contract.files.system_calls import sync_path, try_lock
 from trainer.contract.problem import Problem
-from trainer.contract.resuming.provenance import MAX_THREADS, identify
+from trainer.contract.resuming.provenance import identify
 from trainer.contract.wording import counted
 
 LogLine = Callable[[str], None]
@@ -38,7 +38,6 @@ FORMAT = 1
 LINE_INTERVAL_S = 10
 """Interval between log lines during a build (seconds)."""
 
-_CHUNK = 2**23
 _PRIVATE = ".building-"
 
 
@@ -81,7 +80,7 @@ def complete(indices: Sequence[Index], directory: Path, log: LogLine) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(directory)
     started = time.monotonic()
-    with ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)))) as threads:
+    with ThreadPoolExecutor(num_threads()) as threads:
         faults = list(threads.map(lambda index: _fault_in_bytes(index, directory), indices))
     # Not in the threads: numpy parses the header of a file as Python, which Python 3.11 cannot do in two threads at
     # once (SystemError: AST constructor recursion depth mismatch).
@@ -214,12 +213,8 @@ def _same_content(one: dict[str, Any], other: Any) -> bool:
 
 
 def _identity(path: Path) -> dict[str, Any]:
-    digest, size = hashlib.sha256(), 0
-    with open_regular(path, buffering=0) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return {"size": size, "sha256": digest.hexdigest()}
+    digest, size = file_sha256(path)
+    return {"size": size, "sha256": digest}
 
 
 def _size(indices: Sequence[Index], directory: Path) -> int:

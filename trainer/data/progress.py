@@ -14,6 +14,7 @@ from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.model.batch_size import total_samples
 from trainer.contract.resuming import hyperparameters, provenance, sampling
 from trainer.contract.resuming.data_stages import StageEnd, stages_left
+from trainer.contract.resuming.record_shape import origins
 from trainer.contract.resuming.sampling import Sampling
 
 
@@ -133,7 +134,7 @@ def _one_blend(
     )
     return OneBlend(
         data=data,
-        pairs=(record.get("origins") or {}).get("pairs", {}).get(key, []),
+        pairs=origins(record).get("pairs", {}).get(key, []),
         seq_length=record["model"].get("seq_length", config.model.seq_length),
         seed=training["seed"],
         num_samples=total_samples(planned),

@@ -7,14 +7,14 @@ reads it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trainer.contract.config import ConfigError
+from trainer.contract.files.hashing import num_threads
 from trainer.contract.files.loss_mask import has_mask, mask_path
-from trainer.contract.resuming.provenance import MAX_THREADS, identify, recorded
+from trainer.contract.resuming.provenance import identify, recorded
 
 
 def require_as_recorded(prefixes: Iterable[str]) -> None:
@@ -29,7 +29,7 @@ def require_as_recorded(prefixes: Iterable[str]) -> None:
         for prefix in prefixes
         for path in (f"{prefix}.idx", *([mask_path(prefix)] if has_mask(prefix) else []))
     ]
-    with ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)))) as threads:
+    with ThreadPoolExecutor(num_threads()) as threads:
         are_valid = [*threads.map(_is_as_recorded, files)]
     for path, is_valid in zip(files, are_valid, strict=True):
         if not is_valid:

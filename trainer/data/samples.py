@@ -15,8 +15,9 @@ from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.resuming.sampling import Phase, Sampling
 from trainer.contract.rules.engine import SAMPLES, require
 from trainer.data.progress import Progress, newest_checkpoint, of_next_attempt
-from trainer.data.single_process import config_parser, single_process_group
+from trainer.data.single_process import config_parser
 from trainer.distributed import device
+from trainer.distributed.loopback import single_process_group
 from trainer.metrics.console import quiet_libraries
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -102,6 +103,24 @@ def build(
         use_sharp=layout.use_sharp,
     )
     return ProcessGroupCollection.use_mpu_process_groups()
+
+
+def from_last_stage(values: torch.Tensor, groups: ProcessGroupCollection) -> torch.Tensor:
+    """The `values` of the ranks of the last pipeline stage, on every rank of the replica, which all pass one shape."""
+    group = groups.mp
+    if group.size() > 1:
+        # The last rank of the group is always in the last pipeline stage.
+        source = torch.distributed.get_global_rank(group, group.size() - 1)
+        torch.distributed.broadcast(values, source, group=group)
+    return values
+
+
+def gathered(own: Sequence[tuple[int, T]]) -> list[tuple[int, T]]:
+    """The numbered values of all ranks in the order of their numbers, on rank 0; elsewhere none."""
+    is_first = torch.distributed.get_rank() == 0
+    parts: list[Sequence[tuple[int, T]]] = [()] * torch.distributed.get_world_size()
+    torch.distributed.gather_object(own, parts if is_first else None)
+    return sorted(itertools.chain.from_iterable(parts), key=lambda each: each[0])
 
 
 def from_rank_0(function: Callable[[], T]) -> T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 
 
 def job_id() -> str:
@@ -17,6 +18,6 @@ def restart_count() -> int:
     return int(count) if count.isdecimal() else 0
 
 
-def node_name() -> str:
+def node_name(environ: Mapping[str, str] = os.environ) -> str:
     """Name of the node in Slurm, or else of the host."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()

@@ -27,6 +27,7 @@ from trainer.contract.evaluation import (
 from trainer.contract.files.checkpoint_files import Checkpoint
 from trainer.contract.wording import counted
 from trainer.distributed import groups as process_groups
+from trainer.distributed.loopback import on_loopback
 from trainer.distributed.rendezvous import Ranks
 from trainer.evaluate import boards
 from trainer.evaluate.checks import Work, check_sizes, model_config, prepare
@@ -39,7 +40,6 @@ from trainer.faults.stopping import leave
 from trainer.faults.storage import at_rank_0
 from trainer.inference.loading import load_part
 from trainer.inference.model import Model
-from trainer.inference.start import without_open_ports
 from trainer.inference.tokenizer import load_tokenizer
 from trainer.metrics.console import Log
 from trainer.metrics.versions import distribution_version, versions
@@ -114,7 +114,7 @@ def _connect(config: EvaluationConfig, ranks: Ranks) -> ProcessGroupCollection:
         tensor_model_parallel_size=config.settings.tensor_model_parallel_size,
         pipeline_model_parallel_size=config.settings.pipeline_model_parallel_size,
     )
-    with without_open_ports(ranks):
+    with on_loopback(ranks.world_size):
         return process_groups.connect(
             layout,
             ranks,

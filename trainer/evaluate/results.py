@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from trainer.contract.evaluation import (
     samples_file,
 )
 from trainer.contract.files.checkpoint_files import COMPLETE, Checkpoint
+from trainer.contract.files.hashing import sha256
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.files.run_directory import publish
 from trainer.contract.files.shared_files import refuse_foreign_link
@@ -33,7 +33,7 @@ def record_sha256(checkpoint: Checkpoint) -> str:
     Raises:
         OSError: the record cannot be read.
     """
-    return hashlib.sha256(read_bytes(checkpoint.path / COMPLETE)).hexdigest()
+    return sha256(read_bytes(checkpoint.path / COMPLETE))
 
 
 def write_result(run_dir: Path, result: EvaluationResult, samples: Sequence[dict[str, Any]]) -> None:

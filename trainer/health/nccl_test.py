@@ -24,6 +24,7 @@ from trainer.contract.files.run_directory import publish
 from trainer.contract.health import NcclTestConfig
 from trainer.contract.wording import binary_size, counted, duration, rate_text
 from trainer.distributed.rendezvous import Ranks, find_ranks
+from trainer.distributed.slurm_job import node_name
 from trainer.health import all_reduce_perf
 from trainer.health.bandwidth import Sample, measure_all_reduce
 from trainer.health.diagnosis import Diagnosis, Group, Limits, find_weak_nodes
@@ -94,7 +95,7 @@ def run(
         raise TrainerError(f"the test was planned for {planned}. Launch this number of tasks", where=ranks)
     if ranks.world_size == 1:
         raise TrainerError("a single rank cannot test communication. Use two GPUs or more")
-    node = environ.get("SLURMD_NODENAME") or os.uname().nodename
+    node = node_name(environ)
     if with_profile_figures:
         _import_trainer()
     with Meeting(ranks, node, environ, config.timeout_s, PROGRAM) as meeting:

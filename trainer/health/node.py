@@ -26,6 +26,7 @@ from trainer.contract.files.run_directory import publish
 from trainer.contract.health import NodeHealthConfig
 from trainer.contract.wording import counted, rate_text
 from trainer.distributed.rendezvous import Ranks, find_ranks, select_gpu
+from trainer.distributed.slurm_job import node_name
 from trainer.health.bandwidth import measure_all_reduce
 from trainer.health.fabric import Fabric
 from trainer.health.judgement import make_layout, select
@@ -91,7 +92,7 @@ def run(config: NodeHealthConfig, ranks: Ranks, environ: Mapping[str, str], repo
         TrainerError: the number of tasks does not fit the nodes, or ranks are missing.
     """
     own = ranks_of_node(config, ranks)
-    node = environ.get("SLURMD_NODENAME") or os.uname().nodename
+    node = node_name(environ)
     # In tests, two nodes may share a host and so an address.
     port = int(environ.get("MASTER_PORT", "29500")) + int(environ.get("SLURM_NODEID", "0")) % 1000
     address = {

@@ -21,6 +21,7 @@ import torch
 from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import COMPLETE, TRACKER, Checkpoint
+from trainer.contract.files.hashing import file_sha256
 from trainer.contract.files.system_calls import sync_path
 from trainer.contract.resuming import base_model
 from trainer.contract.resuming.record_shape import CONFIRMED
@@ -220,7 +221,7 @@ def _record(checkpoints: Sequence[Checkpoint]) -> dict[str, Any]:
         {
             "path": str(each.path),
             "iteration": each.iteration,
-            "record_sha256": checkpoint_files.describe_file(each.path / COMPLETE)["sha256"],
+            "record_sha256": file_sha256(each.path / COMPLETE)[0],
         }
         for each in reversed(checkpoints)
     ]

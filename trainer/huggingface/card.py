@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from trainer.contract.config import LoraConfig
 from trainer.contract.families.model_family import Family
 from trainer.contract.files.checkpoint_files import COMPLETE, consumed_tokens
+from trainer.contract.files.hashing import sha256
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.model.adapters import adapter_parameter_count
 from trainer.contract.wording import few
@@ -103,7 +103,7 @@ def num_parameters(source: Source, family: Family) -> int:
 
 def _digest(source: Source) -> str:
     record = source.path / COMPLETE
-    return f", record SHA-256 {hashlib.sha256(read_bytes(record)).hexdigest()}" if record.exists() else ""
+    return f", record SHA-256 {sha256(read_bytes(record))}" if record.exists() else ""
 
 
 def _datasets(data: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from trainer.contract.config import (
 from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
 from trainer.distributed import device
+from trainer.distributed.loopback import single_process_group
 from trainer.huggingface.adapters import StoredAdapters
 from trainer.huggingface.source import Source
 
@@ -113,13 +114,8 @@ def trainer_logits(
     device.prepare("cpu")
     with warnings.catch_warnings():  # megatron.core and torch warn of what concerns their own code
         warnings.simplefilter("ignore")
-        torch.distributed.init_process_group(
-            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-        )
-        try:
+        with single_process_group():
             return _logits(source, prompts, dtype, of_adapters, merged)
-        finally:
-            torch.distributed.destroy_process_group()
 
 
 def _logits(

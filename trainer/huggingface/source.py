@@ -12,6 +12,7 @@ from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import FORMAT
 from trainer.contract.resuming import base_model
+from trainer.contract.resuming.record_shape import origins
 from trainer.distributed import device
 
 
@@ -40,8 +41,7 @@ class Source:
     @property
     def huggingface_origin(self) -> dict[str, Any]:
         """The Hugging Face model that the weights were imported from. Empty if they were not."""
-        origins = (self.base or self).record.get("origins") or {}
-        origin: dict[str, Any] = origins.get("huggingface") or {}
+        origin: dict[str, Any] = origins((self.base or self).record).get("huggingface") or {}
         return origin
 
 

@@ -24,7 +24,8 @@ from torch.distributed.checkpoint.metadata import (
 from trainer.contract.errors import TrainerError
 from trainer.contract.families.model_family import LAYERS, Weight
 from trainer.contract.files import checkpoint_index
-from trainer.contract.files.checkpoint_index import INDEX, StoredBytes, StoredTensor
+from trainer.contract.files.checkpoint_files import INDEX
+from trainer.contract.files.checkpoint_index import StoredBytes, StoredTensor
 from trainer.contract.files.hashed_file import HashedFile
 from trainer.contract.files.regular_file import open_regular, read_bytes
 

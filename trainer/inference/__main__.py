@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import dataclasses
 import gc
-import itertools
 import json
 import os
 import sys
@@ -158,18 +157,12 @@ def _answer(
 
 def _from_replicas(model: Model, completions: Iterator[Completion]) -> Iterator[Completion]:
     """The completions of all replicas in the order of the prompts, on rank 0."""
-    import torch
-
     from trainer.distributed import groups
 
     groups.set_group_timeouts(WAIT_S)  # the first replica to finish waits for the last one
     replica, num_replicas = model.replica
     own = [(replica + index * num_replicas, completion) for index, completion in enumerate(completions)]
-    is_first = torch.distributed.get_rank() == 0
-    parts: list[list[tuple[int, Completion]]] = [[]] * torch.distributed.get_world_size()
-    torch.distributed.gather_object(own if model.reports else [], parts if is_first else None)
-    found = sorted(itertools.chain.from_iterable(parts), key=lambda each: each[0])
-    return (completion for _, completion in found)
+    return (completion for _, completion in groups.gathered(own if model.reports else []))
 
 
 def _write(path: Path, text: str) -> None:

@@ -21,16 +21,13 @@ from trainer.contract.config import (
 from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
-from trainer.contract.files.checkpoint_files import Checkpoint
+from trainer.contract.files.checkpoint_files import PREFIX, Checkpoint
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.model.pipeline import almost_even_layout
 from trainer.contract.problem import FilePlace, Problem
 from trainer.contract.resuming import base_model
 from trainer.contract.rules.engine import FORWARD, require
-
-PREFIX = "iter_"
-"""Prefix of the names of checkpoint directories."""
 
 
 def find_checkpoint(path: Path) -> Checkpoint:

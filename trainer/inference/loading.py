@@ -20,15 +20,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 from trainer.checkpoint import reading
 from trainer.checkpoint import state as contents
 from trainer.checkpoint.finding import MAX_PROBLEMS
-from trainer.checkpoint.foreign import read_foreign
+from trainer.checkpoint.loading import sharding_of_complete
 from trainer.checkpoint.loading_errors import raise_environment_fault
 from trainer.contract.code import code_loading, imports
 from trainer.contract.code.code_record import CodeRecord
-from trainer.contract.config import ParallelismConfig, TrainerConfig
+from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.files.checkpoint_files import COMPLETE, Checkpoint
 from trainer.contract.files.shared_files import require_own
 from trainer.contract.resuming import base_model
+from trainer.contract.resuming.record_shape import origins
 from trainer.distributed.rendezvous import Ranks
 from trainer.faults.storage import at_rank_0
 from trainer.inference.checkpoint import inference_config
@@ -37,12 +38,7 @@ from trainer.inference.start import open_groups
 from trainer.lora.adapter import is_adapter
 from trainer.model.build import build_chunks
 from trainer.model.core_config import HALF, transformer_config
-from trainer.model.kernels import Kernels
-
-TORCH = Kernels(
-    transformer_engine=None, adamw="torch", cross_entropy="native", weight_gradient=None, on_gpu=False
-)
-"""torch's layers on every device, without Core's fused kernels, which torch.compile would compile for new shapes."""
+from trainer.model.kernels import TORCH
 
 
 def load(
@@ -103,10 +99,7 @@ def load_part(found: Checkpoint, config: TrainerConfig, groups: ProcessGroupColl
                 scope=Scope.ALL_RANKS,
             )
         _load_weights(chunk, found, contents.sharding(groups, adapters=True), is_adapter)
-    sharding = contents.sharding(groups)
-    if base.is_foreign:
-        sharding |= read_foreign(base.path, ParallelismConfig(), weights_only=True).content_metadata
-    _load_weights(chunk, base, sharding, lambda name: not is_adapter(name))
+    _load_weights(chunk, base, sharding_of_complete(base, groups), lambda name: not is_adapter(name))
     return Model(config, chunk, groups)
 
 
@@ -138,7 +131,7 @@ def _use_code(found: Checkpoint, config: TrainerConfig) -> None:
     at_rank_0(lambda: _require_trusted(found.path / COMPLETE, paths), found.path)
     codes = at_rank_0(lambda: code_loading.read(paths.values()), found.path)
     code_loading.use(codes)
-    saved = (found.record or {}).get("origins", {}).get("code", {})
+    saved = origins(found.record).get("code", {})
     for key, path in paths.items():
         change = (
             CodeRecord.of(codes[path]).change(key, saved[key]) if path in codes and key in saved else None

@@ -13,6 +13,7 @@ from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_regi
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.data import documents
+from trainer.distributed.groups import from_last_stage
 from trainer.inference.attention import UsualCaching
 from trainer.inference.cache import Cache, Cached, Caching, Rotary
 from trainer.inference.latent_attention import LatentCaching
@@ -70,7 +71,7 @@ class Model:
     @property
     def follows_documents(self) -> bool:
         """True if the model was trained to begin a document after the end of another document, and to see this end."""
-        return not (self.config.data.separates_documents or self.config.data.eod_mask_loss)
+        return self.config.data.predicts_next_document
 
     @property
     def has_cache(self) -> bool:
@@ -181,12 +182,7 @@ class Model:
 
     def from_last_stage(self, values: torch.Tensor) -> torch.Tensor:
         """The `values` of the ranks of the last stage, on every rank of this replica. All ranks pass the same shape."""
-        group = self._groups.mp
-        if group.size() > 1:
-            # The last rank of the group is always in the last pipeline stage.
-            source = torch.distributed.get_global_rank(group, group.size() - 1)
-            torch.distributed.broadcast(values, source, group=group)
-        return values
+        return from_last_stage(values, self._groups)
 
     @property
     def replica(self) -> tuple[int, int]:

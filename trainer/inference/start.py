@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.distributed import device
+from trainer.distributed.loopback import on_loopback
 from trainer.distributed.rendezvous import Ranks
 from trainer.metrics.console import quiet_libraries
 
 if TYPE_CHECKING:
     from megatron.core.process_groups_config import ProcessGroupCollection
-
-INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Variable with the network interface that gloo listens on."""
 
 
 def prepare_device(name: Literal["cuda", "cpu"] | None) -> Literal["cuda", "cpu"]:
@@ -57,21 +53,5 @@ def open_groups(config: TrainerConfig, ranks: Ranks) -> ProcessGroupCollection:
                 "torch.distributed is already initialized in this process. Load the model in a process of its own"
             )
         return ProcessGroupCollection.use_mpu_process_groups()
-    with without_open_ports(ranks):
+    with on_loopback(ranks.world_size):
         return groups.initialize(config, ranks, os.environ)
-
-
-@contextlib.contextmanager
-def without_open_ports(ranks: Ranks) -> Iterator[None]:
-    """If there is only one rank, make gloo listen on the loopback interface only. It opens a port even then."""
-    if ranks.world_size > 1:
-        yield
-        return
-    before = os.environ.get(INTERFACE)
-    os.environ[INTERFACE] = "lo"
-    try:
-        yield
-    finally:
-        del os.environ[INTERFACE]
-        if before is not None:
-            os.environ[INTERFACE] = before

@@ -26,6 +26,7 @@ from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.data.loader import reads_samples
 from trainer.data.microbatch import MicroBatch
+from trainer.distributed.groups import from_last_stage
 from trainer.distributed.sequence import zigzag_part, zigzag_positions
 from trainer.loss import Objective
 
@@ -87,7 +88,7 @@ class TrainingModel:
     @property
     def follows_documents(self) -> bool:
         """True if the model is trained to begin a document after the end of another document, and to see this end."""
-        return not (self.config.data.separates_documents or self.config.data.eod_mask_loss)
+        return self.config.data.predicts_next_document
 
     @property
     def replica(self) -> tuple[int, int]:
@@ -128,11 +129,7 @@ class TrainingModel:
 
     def from_last_stage(self, values: torch.Tensor) -> torch.Tensor:
         """The `values` of the ranks of the last stage, on every rank of this replica. All ranks pass the same shape."""
-        group = self._groups.mp
-        if group.size() > 1:
-            source = torch.distributed.get_global_rank(group, group.size() - 1)
-            torch.distributed.broadcast(values, source, group=group)
-        return values
+        return from_last_stage(values, self._groups)
 
     def next_logits(
         self, tokens: torch.Tensor, positions: torch.Tensor, last: torch.Tensor, cache: Any

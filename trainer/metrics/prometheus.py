@@ -7,7 +7,6 @@ the figure, the name is its own (its docs/user-guide/observability/metrics.md).
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import http.server
 import os
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer.contract.config import NAMED_SPLIT, TrainerConfig
+from trainer.contract.files.hashing import sha256
 from trainer.contract.files.run_directory import RunDirectory, publish
 from trainer.distributed import slurm_job
 from trainer.metrics.console import Log
@@ -229,7 +229,7 @@ def open_prometheus(
 
 def _shared_name(config: TrainerConfig) -> str:
     """Name of the file in a directory of all runs on a node. Runs may share their name, but not their directory."""
-    digest = hashlib.sha256(os.fsencode(config.run_dir)).hexdigest()
+    digest = sha256(os.fsencode(config.run_dir))
     return f"{config.name}-{digest[:8]}.prom"
 
 

@@ -20,6 +20,8 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.utils import get_model_config
 
+from trainer.optimizer.build import optimizers_of
+
 T = TypeVar("T")
 
 BATCH = "batch"
@@ -87,7 +89,7 @@ class Timers:
         """Make Megatron-Core time the steps of this model and optimizer."""
         for chunk in model:
             get_model_config(chunk).timers = self
-        for part in (optimizer, *getattr(optimizer, "chained_optimizers", ())):
+        for part in (optimizer, *optimizers_of(optimizer)):
             part.config.timers = self
 
     def waited_for(self, batches: Iterator[T]) -> Iterator[T]:

@@ -11,7 +11,7 @@ from megatron.core.activations import squared_relu
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from trainer.contract.config import ModelConfig, TrainerConfig, TrainingConfig
-from trainer.contract.model.experts import MODEL_KEYS, expert_tensor_parallel_size, num_moe_layers
+from trainer.contract.model.experts import MODEL_KEYS, core_moe_layer_freq, expert_tensor_parallel_size
 from trainer.contract.model.pipeline import core_layout
 from trainer.model import experts
 from trainer.model.attention import core as core_attention
@@ -67,13 +67,9 @@ def _multi_token(model: ModelConfig) -> dict[str, Any]:
 
 def _experts(config: TrainerConfig, kernels: Kernels) -> dict[str, Any]:
     model, layout = config.model, config.parallelism
-    has_dense_layers = num_moe_layers(model) < model.num_layers
     return {
         **{key: getattr(model, key) for key in ("num_moe_experts", *MODEL_KEYS)},
-        # Core updates the biases of the experts at the end of a backward pass. Those of a frozen router stay as is.
-        **({} if config.lora.rank is None else {"moe_router_bias_update_rate": 0.0}),
-        # With a pattern, Core stores each layer under its own number instead of stacking all of them.
-        "moe_layer_freq": list(model.moe_layer_freq or ()) if has_dense_layers else 1,
+        "moe_layer_freq": core_moe_layer_freq(model),
         "expert_model_parallel_size": layout.expert_model_parallel_size,
         "expert_tensor_parallel_size": expert_tensor_parallel_size(layout),
         "moe_token_dispatcher_type": layout.moe_token_dispatcher_type,

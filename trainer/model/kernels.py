@@ -61,6 +61,13 @@ class Kernels:
         return f"{layers}; cross entropy by {entropy}; fused AdamW by {self.adamw}; {gradients}{missing}"
 
 
+TORCH = Kernels(
+    transformer_engine=None, adamw="torch", cross_entropy="native", weight_gradient=None, on_gpu=False
+)
+"""torch's layers, without Core's fused kernels: for a CPU, and for inference on every device, since torch.compile would
+compile fused kernels for new shapes."""
+
+
 def choose(config: TrainerConfig) -> Kernels:
     """Choose kernels by `config` from the installed libraries, and set up the replacement for apex's kernel.
 
@@ -73,9 +80,7 @@ def choose(config: TrainerConfig) -> Kernels:
     if version is None:
         _refuse_what_needs_transformer_engine(config)
     if config.device != "cuda":
-        return Kernels(
-            transformer_engine=None, adamw="torch", cross_entropy="native", weight_gradient=None, on_gpu=False
-        )
+        return TORCH
     has_layers = version is not None and wanted != "torch"
     if has_layers:
         _split_without_copies()

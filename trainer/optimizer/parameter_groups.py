@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from megatron.core.optimizer import ParamKey
 from megatron.core.optimizer.optimizer_config import ParamPredicate
 
 from trainer.contract.config import ConfigError, ParameterGroup
+from trainer.contract.model.name_patterns import group_index
 from trainer.model.parameter_names import global_names, over_all_ranks
 
 Multipliers = tuple[float, float]
@@ -37,7 +37,7 @@ def overrides(
         if not parameter.requires_grad:
             continue
         names.add(name)
-        index = next((i for i, group in enumerate(groups) if fnmatchcase(name, group.match)), None)
+        index = group_index(name, groups)
         group = ParameterGroup(match="*") if index is None else groups[index]
         if index is not None:
             matched.add(index)

@@ -19,13 +19,13 @@ from trainer.contract.config.resolve import resolve
 from trainer.contract.model.batch_size import Batches
 from trainer.data.loader import data_iterators
 from trainer.inference.checkpoint import inference_config
-from trainer.inference.loading import TORCH
 from trainer.inference.model import Model
 from trainer.lora.adapter import Adapter, is_adapter
 from trainer.lora.parts import join
 from trainer.metrics.console import Log
 from trainer.model import build
 from trainer.model.core_config import transformer_config
+from trainer.model.kernels import TORCH
 from trainer.step import Vote, train_step
 from trainer.train import build_state
 from trainer.trials.samples import RandomSamples

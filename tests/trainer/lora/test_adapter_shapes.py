@@ -13,10 +13,10 @@ from tests.trainer.runs import DEEPSEEK_V3, GPT, LLAMA, MOE
 from tests.trainer.single_rank import resolved
 from trainer.contract.config import LoraConfig
 from trainer.contract.model.adapters import LINEARS, adapter_parameter_count, linears, targets
-from trainer.inference.loading import TORCH
 from trainer.lora.parts import join, split
 from trainer.model import build
 from trainer.model.core_config import transformer_config
+from trainer.model.kernels import TORCH
 
 pytestmark = [
     pytest.mark.process,

@@ -30,6 +30,7 @@ from trainer.contract.code import signatures, user_code
 from trainer.contract.code.imports import IMPORT_PATH
 from trainer.contract.code.user_code import UserCode
 from trainer.contract.config import ConfigError
+from trainer.contract.files.hashing import sha256
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.spelling import did_you_mean
 
@@ -137,7 +138,7 @@ class _Finder(MetaPathFinder):
                     where=file,
                 )
         elif path in self._compiled:
-            if user_code.sha256(read_bytes(Path(file))) != self._compiled[path]:
+            if sha256(read_bytes(Path(file))) != self._compiled[path]:
                 raise ConfigError(f"{file} has changed since the run began. Start the run again")
         elif (user := self._owner(path)) is not None and self._is_users(frame):
             relative = os.path.relpath(path, os.path.realpath(user.directory))

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.code.imports import file_of
-from trainer.contract.code.user_code import UserCode, sha256
+from trainer.contract.code.user_code import UserCode
+from trainer.contract.files.hashing import sha256
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.resuming.change import Change, and_more
 

@@ -8,7 +8,6 @@ the import statements of each file, also those inside functions. Checkpoints rec
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib.util
 import os
 import re
@@ -20,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from trainer.contract.code.imports import IMPORT_PATH, file_of
+from trainer.contract.files.hashing import sha256
 from trainer.contract.files.regular_file import read_bytes
 
 LOADED_HERE = "code of the user"
@@ -53,11 +53,6 @@ class UserCode:
     def hashes(self) -> dict[str, str]:
         """SHA-256 of each file."""
         return {name: sha256(content) for name, content in self.sources.items()} | self.compiled
-
-
-def sha256(content: bytes) -> str:
-    """SHA-256 in hexadecimal digits."""
-    return hashlib.sha256(content).hexdigest()
 
 
 def read(paths: Iterable[str]) -> dict[str, UserCode]:

@@ -124,6 +124,11 @@ class BlendConfig:
         return self.sft or self.reset_attention_mask
 
     @property
+    def predicts_next_document(self) -> bool:
+        """True if the first token of a document is predicted from the end of another document."""
+        return not (self.separates_documents or self.eod_mask_loss)
+
+    @property
     def separating_key(self) -> str:
         """The key that separates documents, if they are separate."""
         return "data.sft" if self.sft else "data.reset_attention_mask"

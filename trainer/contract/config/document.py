@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import types
 import typing
@@ -21,6 +20,7 @@ from trainer.contract.config.resume import field_hints
 from trainer.contract.config.training import TrainingConfig
 from trainer.contract.config.values import Count, PositiveFloat, Range
 from trainer.contract.errors import TrainerError
+from trainer.contract.files.hashing import sha256
 from trainer.contract.files.shared_files import read_configuration
 from trainer.contract.problem import FilePlace, Problem
 from trainer.contract.record import config_section
@@ -105,7 +105,7 @@ def fingerprint(config: TrainerConfig) -> str:
     if not values["lora"]:  # the section did not exist in earlier versions
         del values["lora"]
     text = json.dumps(values, sort_keys=True, default=dataclasses.asdict)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha256(text.encode())
 
 
 def _non_defaults(section: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.evaluation import is_due
-from trainer.contract.files.regular_file import IrregularFileError, open_regular, read_bytes, read_text
+from trainer.contract.files.hashing import file_sha256, sha256
+from trainer.contract.files.regular_file import IrregularFileError, read_bytes, read_text
 from trainer.contract.problem import Problem
 from trainer.contract.resuming import record_shape
 from trainer.contract.wording import counted
@@ -40,6 +40,9 @@ PINNED = "PINNED"
 METADATA = "metadata.json"
 """Last file that Megatron-Core writes into a checkpoint."""
 
+INDEX = ".metadata"
+"""List of a checkpoint's tensors, with their places in the other files (`trainer.contract.files.checkpoint_index`)."""
+
 COMMON = "common.pt"
 """Values that are the same on all ranks. Megatron-Core reads this file, and versions up to 0.18 also write it."""
 
@@ -58,11 +61,12 @@ OLD_FORMAT = Problem(
 FORMAT = 1
 """Format of the record. A trainer refuses records with a later format."""
 
-_NAME = re.compile(r"iter_(\d{7,})")
+PREFIX = "iter_"
+"""Prefix of the names of checkpoint directories. The iteration follows, with at least seven digits."""
+
+_NAME = re.compile(rf"{PREFIX}(\d{{7,}})")
 _REMOVING = ".removing"
 _HASHING_THREADS = 8
-_BLOCK = 4 * 2**20
-"""Bytes per read."""
 
 
 class RecordError(ValueError):
@@ -99,7 +103,7 @@ class Checkpoint:
 
 def iteration_directory(directory: Path, iteration: int) -> Path:
     """Path of the checkpoint of an iteration, as Megatron-LM names it."""
-    return directory / f"iter_{iteration:07d}"
+    return directory / f"{PREFIX}{iteration:07d}"
 
 
 def iteration_of(path: Path) -> int | None:
@@ -262,18 +266,13 @@ def record_text(record: Mapping[str, Any]) -> str:
 
 def _checksum(record: Mapping[str, Any]) -> str:
     text = json.dumps(record, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha256(text.encode())
 
 
 def describe_file(path: Path, on_bytes: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
     """Size and SHA-256 of a file, as in the record. Calls `on_bytes` with the number of bytes of each read."""
-    sha256, size = hashlib.sha256(), 0
-    with open_regular(path, buffering=0) as file:
-        while block := file.read(_BLOCK):
-            sha256.update(block)
-            size += len(block)
-            on_bytes(len(block))
-    return {"bytes": size, "sha256": sha256.hexdigest()}
+    digest, size = file_sha256(path, on_bytes)
+    return {"bytes": size, "sha256": digest}
 
 
 def problems(checkpoint: Checkpoint, *, hashes: bool) -> list[Problem]:
@@ -416,7 +415,7 @@ def remove(path: Path) -> None:
 
 def sweep(directory: Path) -> None:
     """Removes leftovers of interrupted saves and removals from `directory`, which this process has locked."""
-    for hidden in directory.glob(f".iter_*{_REMOVING}"):
+    for hidden in directory.glob(f".{PREFIX}*{_REMOVING}"):
         shutil.rmtree(hidden, ignore_errors=True)
     for unpublished in directory.glob(f".{TRACKER}.*"):
         with contextlib.suppress(OSError):

@@ -16,11 +16,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from trainer.contract.files.checkpoint_files import INDEX
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.problem import Problem
-
-INDEX = ".metadata"
-"""Name of the index file, a pickle of torch.distributed.checkpoint's Metadata."""
 
 PACKAGES = ("torch.", "megatron.core.dist_checkpointing.")
 """Prefixes of the modules whose classes an index may contain: the format's own, and modules of older versions of

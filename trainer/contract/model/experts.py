@@ -30,3 +30,12 @@ def moe_layer_pattern(model: ModelConfig) -> tuple[bool, ...]:
 def num_moe_layers(model: ModelConfig) -> int:
     """Number of layers with experts, without MTP layers."""
     return sum(moe_layer_pattern(model))
+
+
+def core_moe_layer_freq(model: ModelConfig) -> int | list[int]:
+    """Megatron-Core's `moe_layer_freq` for a model with experts: 1 if all layers have them, and else a list.
+
+    With a list, Core stores each layer under its own number instead of stacking all of them.
+    """
+    pattern = moe_layer_pattern(model)
+    return 1 if all(pattern) else list(map(int, pattern))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from trainer.contract.attention import attention_of
 from trainer.contract.config import ModelConfig
 from trainer.contract.model.model_size import parameter_names
+from trainer.contract.model.name_patterns import matches_any
 
 EMBEDDING, POSITIONS, OUTPUT = (
     "embedding.word_embeddings.weight",
@@ -47,7 +47,7 @@ def frozen(model: ModelConfig, patterns: tuple[str, ...], *, transformer_engine:
     has_trained = [False] * num_layers
     for name in parameter_names(model, transformer_engine=transformer_engine):
         layer, part = _split(name, model.num_layers)
-        is_frozen = any(fnmatchcase(name, pattern) for pattern in patterns)
+        is_frozen = matches_any(name, patterns)
         if layer is None:
             numbers[name] += _size(model, name) * is_frozen
             continue

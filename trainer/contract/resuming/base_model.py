@@ -6,7 +6,6 @@ come from its own checkpoint. Adapters are useless with other weights, so a base
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,15 +15,14 @@ from trainer.contract.code.code_record import SHA256_DIGITS
 from trainer.contract.config import LoraConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
-from trainer.contract.files.checkpoint_files import METADATA, Checkpoint
+from trainer.contract.files.checkpoint_files import INDEX, METADATA, Checkpoint
+from trainer.contract.files.hashing import sha256
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.problem import Problem
+from trainer.contract.resuming.record_shape import origins
 
 ORIGIN = "base"
 """Key of the base model in the `origins` of a checkpoint's record."""
-
-TENSOR_INDEX = ".metadata"
-"""File of a checkpoint that lists its tensors, with their places in the other files."""
 
 
 def has_adapters(record: Mapping[str, Any] | None) -> bool:
@@ -92,9 +90,8 @@ def identity(base: Checkpoint) -> str:
         files = {
             name: {"bytes": sizes[name]} for name in sizes if name.endswith(".distcp") or name == METADATA
         }
-        index = read_bytes(base.path / TENSOR_INDEX)
-        files[TENSOR_INDEX] = {"sha256": hashlib.sha256(index).hexdigest()}
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+        files[INDEX] = {"sha256": sha256(read_bytes(base.path / INDEX))}
+    return sha256(json.dumps(files, sort_keys=True).encode())
 
 
 def find(record: Mapping[str, Any], load: str | None) -> Checkpoint:
@@ -104,12 +101,12 @@ def find(record: Mapping[str, Any], load: str | None) -> Checkpoint:
         TrainerError: it is missing or has changed, or `load` names only other models.
         OSError: its files cannot be read.
     """
-    saved = (record.get("origins") or {}).get(ORIGIN) or {}
-    path, sha256 = Path(str(saved.get("path"))), saved.get("sha256")
+    saved = origins(record).get(ORIGIN) or {}
+    path, known = Path(str(saved.get("path"))), saved.get("sha256")
     named = _present(checkpoint_files.paths_to_load(Path(load)) if load else ())
     present = _present([path])
     models = list(_models(dict.fromkeys([*present, *named])))
-    bases = [model for model in models if identity(model) == sha256]
+    bases = [model for model in models if identity(model) == known]
     loaded = [model for model in models if model.path in named]
     if bases and loaded and not any(model in loaded for model in bases):
         raise TrainerError(
@@ -123,7 +120,7 @@ def find(record: Mapping[str, Any], load: str | None) -> Checkpoint:
     if load is not None:
         moved = f"set checkpoint.load to the directory to which it was moved, or {moved}"
     raise TrainerError(
-        f"the adapters were trained on {path} (SHA-256 {str(sha256)[:SHA256_DIGITS]}), which {state}. Restore it, or "
+        f"the adapters were trained on {path} (SHA-256 {str(known)[:SHA256_DIGITS]}), which {state}. Restore it, or "
         f"{moved}"
     )
 
@@ -142,4 +139,4 @@ def _models(paths: Iterable[Path]) -> Iterator[Checkpoint]:
 
 def path_of(record: Mapping[str, Any]) -> str:
     """Where the base model of the adapters with this `record` was when they were trained."""
-    return str(((record.get("origins") or {}).get(ORIGIN) or {}).get("path", "an unknown model"))
+    return str((origins(record).get(ORIGIN) or {}).get("path", "an unknown model"))

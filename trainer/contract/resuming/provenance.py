@@ -14,9 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,10 +26,12 @@ from trainer.contract.code.code_record import SHA256_DIGITS, CodeRecord
 from trainer.contract.code.imports import named
 from trainer.contract.code.user_code import UserCode
 from trainer.contract.config import TrainerConfig
+from trainer.contract.files.hashing import file_sha256, num_threads
 from trainer.contract.files.loss_mask import has_mask
-from trainer.contract.files.regular_file import open_regular, read_bytes
+from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.resuming.change import Change, and_more
 from trainer.contract.resuming.hyperparameters import SECTIONS
+from trainer.contract.resuming.record_shape import origins
 
 PAIRS = ("data.datasets", "data.train")
 """Keys that name training pairs. The pairs of data.valid and data.test may change freely."""
@@ -39,10 +39,6 @@ PAIRS = ("data.datasets", "data.train")
 RECORD_FILE = ".record.json"
 """Suffix of the record that hpcgen writes next to the pairs that it makes (hpcgen/data/record.py)."""
 
-MAX_THREADS = 16
-"""Maximum number of threads that hash files."""
-
-_CHUNK = 2**23
 _SECOND = 1_000_000_000
 
 Identity = dict[str, Any]
@@ -92,7 +88,7 @@ def examine(
     Raises:
         OSError: a file cannot be read.
     """
-    earlier = (record or {}).get("origins") or {}
+    earlier = origins(record)
     saved = {name: copy.deepcopy(record[name]) for name in SECTIONS if name in record} if record else {}
     found = Examination({"code": {}, "pairs": {}}, saved)
     codes = read_code(config) if thorough and codes is None else codes or {}
@@ -233,7 +229,7 @@ def _compare_pairs(
 
 def _pairs_read(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Identities of all pairs that a checkpoint's run has read."""
-    latest = (record.get("origins") or {}).get("pairs", {}).values()
+    latest = origins(record).get("pairs", {}).values()
     streams = (record.get("sampling") or {}).get("streams", [])
     return [*(pair for pairs in latest for pair in pairs if pair), *(stream["pair"] for stream in streams)]
 
@@ -270,7 +266,7 @@ def _read_indices(prefixes: Sequence[str]) -> None:
         with contextlib.suppress(FileNotFoundError):
             identify(Path(f"{prefix}.idx"))
 
-    with ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)))) as threads:
+    with ThreadPoolExecutor(num_threads()) as threads:
         list(threads.map(read, prefixes))
 
 
@@ -359,11 +355,7 @@ def _same_age(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 @functools.cache
 def _sha256(path: Path, *status: int) -> str:
     """SHA-256 of a file. Cached, so that a process reads each file of a given `status` only once."""
-    sha256 = hashlib.sha256()
-    with open_regular(path, buffering=0) as file:
-        while chunk := file.read(_CHUNK):
-            sha256.update(chunk)
-    return sha256.hexdigest()
+    return file_sha256(path)[0]
 
 
 def _recorded(directory: Path) -> dict[str, Identity]:

@@ -59,6 +59,12 @@ def problem(record: Mapping[str, Any], known_format: int) -> Problem | None:
     return next(_problems(record, known_format), None)
 
 
+def origins(record: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Where the code, the pairs and the weights of a record came from, by kind. Empty for a record without origins."""
+    found: dict[str, Any] = (record or {}).get("origins") or {}
+    return found
+
+
 def _problems(record: Mapping[str, Any], known_format: int) -> Iterator[Problem]:
     yield from _not(record.get("format", known_format), int, "format")
     yield from _not(record.get("iteration"), int, "iteration")
@@ -100,17 +106,17 @@ def _problems(record: Mapping[str, Any], known_format: int) -> Iterator[Problem]
 
 def _lora_problems(record: Mapping[str, Any]) -> Iterator[Problem]:
     """Checks what `trainer.contract.resuming.base_model` reads."""
-    lora, origins = record.get("lora"), record.get("origins")
+    lora, sources = record.get("lora"), record.get("origins")
     if lora is not None:
         yield from _not(lora, dict, "lora")
-    if origins is not None:
-        yield from _not(origins, dict, "origins")
+    if sources is not None:
+        yield from _not(sources, dict, "origins")
     if lora is None or lora.get("rank") is None:
         return
     yield from _not(lora["rank"], int, "lora.rank")
     if type(lora.get("alpha")) is not int:
         yield from _not(lora.get("alpha"), float, "lora.alpha")
-    base: Any = (origins or {}).get("base")
+    base: Any = origins(record).get("base")
     yield from _not(base, dict, "origins.base")
     for name in ("path", "sha256"):
         yield from _not(base.get(name), str, f"origins.base.{name}")

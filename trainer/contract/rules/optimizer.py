@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 
 from trainer.contract.model.model_size import layers_parameter_count
+from trainer.contract.model.name_patterns import group_index, matches_any
 from trainer.contract.optimizers import optimizer_of
 from trainer.contract.problem import Problem
 from trainer.contract.rules.facts import Facts, Rule
@@ -48,10 +48,10 @@ def groups_match_parameters(facts: Facts) -> Iterator[Problem]:
     ):  # of absurd models, the names would fill the memory
         return
     matched = {
-        next((i for i, group in enumerate(groups) if fnmatchcase(name, group.match)), None)
+        group_index(name, groups)
         for names in variants
         for name in names
-        if not any(fnmatchcase(name, pattern) for pattern in facts.training.freeze)
+        if not matches_any(name, facts.training.freeze)
     }
     missed = [group.match for index, group in enumerate(groups) if index not in matched]
     if missed:
