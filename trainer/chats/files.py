@@ -116,12 +116,14 @@ def _special_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: text
         for key, value in settings.items()
-        if key.endswith("_token") and isinstance(text := _text_of(value), str)
+        if key.endswith("_token") and (text := token_text(value)) is not None
     }
 
 
-def _text_of(token: Any) -> Any:
-    return token.get("content") if isinstance(token, dict) else token
+def token_text(token: Any) -> str | None:
+    """The text of a special token in a file of transformers, where it may be an object. None if it has none."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 def _added_tokens(tokenizer_file: Path) -> list[str]:

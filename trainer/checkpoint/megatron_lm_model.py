@@ -12,6 +12,7 @@ from typing import Any
 
 from trainer.checkpoint.megatron_lm_experts import expert_args, expert_section, unsupported_experts
 from trainer.contract.attention.latent import LATENT
+from trainer.contract.attention.latent_rotary import MEGATRON_YARN, rotary_arguments, yarn_section
 from trainer.contract.config import ModelConfig, RopeScaling
 from trainer.contract.config.resolve import resolve_rope_scaling
 from trainer.contract.model.rope_parameters import USE_ROPE_SCALING
@@ -51,10 +52,6 @@ FIXED_MODEL = {
 }
 """Arguments that change the meaning of the weights, with the only value that this trainer supports."""
 
-LATENT_YARN: dict[str, Any] = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
-"""Values of YaRN with latent attention. Megatron-LM has no arguments for them. They are the defaults of Megatron-Core's
-MLATransformerConfig."""
-
 
 def model_args(model: ModelConfig) -> dict[str, Any]:
     """Arguments for the resolved `model`, without those that are None.
@@ -81,10 +78,11 @@ def model_args(model: ModelConfig) -> dict[str, Any]:
     if model.window_size is not None:
         args["window_size"] = (model.window_size - 1, 0)
     if model.multi_latent_attention:
-        return args | _latent_attention_args(model)
+        # Megatron-LM cannot scale this rotary embedding in other ways than YaRN.
+        return args | {name: getattr(model, name) for name in LATENT.keys} | rotary_arguments(model)
     if scaling is not None and scaling.rope_type == "linear":
         args["rotary_seq_len_interpolation_factor"] = scaling.factor
-    if scaling is not None and scaling.rope_type == "yarn":
+    if model.yarn is not None:
         args |= {"position_embedding_type": "yarn", "use_rotary_position_embeddings": False}
     return args
 
@@ -131,36 +129,14 @@ def unsupported_model(args: Mapping[str, Any]) -> Iterator[str]:
     yield from unsupported_experts(args)
 
 
-def _latent_attention_args(model: ModelConfig) -> dict[str, Any]:
-    """Arguments of latent attention. Megatron-LM cannot scale its rotary embedding in other ways than YaRN."""
-    scaling = model.rope_scaling
-    args: dict[str, Any] = {name: getattr(model, name) for name in LATENT.keys}
-    if scaling is None or scaling.rope_type != "yarn":
-        return args | {"rope_type": "rope", "rotary_scaling_factor": 1.0}
-    return args | {
-        "rope_type": "yarn",
-        "rotary_scaling_factor": scaling.factor,
-        **{name: getattr(scaling, name) for name in LATENT_YARN},
-        "mscale": scaling.mscale or 1.0,
-        "mscale_all_dim": scaling.mscale_all_dim or 0.0,
-    }
-
-
 def _latent_rope_scaling(args: Mapping[str, Any]) -> dict[str, Any] | None:
     """YaRN, which is the default of latent attention, unless its factor is 1."""
     factor = float(args.get("rotary_scaling_factor") or 1.0)
     if factor == 1 or args.get("rope_type") == "rope":
         return None
-    mscale, mscale_all_dim = args.get("mscale", 1.0), args.get("mscale_all_dim", 0.0)
-    is_default = (mscale, mscale_all_dim) == (1.0, 0.0)
-    scaling = RopeScaling(
-        rope_type="yarn",
-        factor=factor,
-        **{name: args.get(name) or default for name, default in LATENT_YARN.items()},
-        mscale=None if is_default else mscale,
-        mscale_all_dim=None if is_default else mscale_all_dim,
-    )
-    return dataclasses.asdict(resolve_rope_scaling(scaling))
+    scales = {name: args[name] for name in ("mscale", "mscale_all_dim") if name in args}
+    bounds = {name: args[name] for name in MEGATRON_YARN if args.get(name)}
+    return dataclasses.asdict(resolve_rope_scaling(RopeScaling(**yarn_section(factor, **scales, **bounds))))
 
 
 def _unsupported_latent_attention(args: Mapping[str, Any]) -> Iterator[str]:

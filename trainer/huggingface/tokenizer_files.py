@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.chats.files import template_source
+from trainer.chats.files import template_source, token_text
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.git_lfs import pointer_problem
 from trainer.contract.files.regular_file import read_bytes
@@ -106,7 +106,7 @@ def _tokenizer(
         named |= json_object(files[name]) if name in files else {}
     if eos_token is not None and tokens and eos_token not in tokens:
         raise TrainerError(f"the tokenizer has no token {eos_token!r}, the end of a document", where=path)
-    eos, bos = (_text(named.get(key)) for key in ("eos_token", "bos_token"))
+    eos, bos = (token_text(named.get(key)) for key in ("eos_token", "bos_token"))
     return Tokenizer(files, tokens, eos or eos_token, bos, directory, eos_token)
 
 
@@ -250,9 +250,3 @@ def json_object(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise TrainerError(f"{path} is not a JSON object")
     return document
-
-
-def _text(token: Any) -> str | None:
-    """The text of a special token, which may be an object."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None

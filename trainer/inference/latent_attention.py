@@ -47,9 +47,7 @@ class LatentCaching(Caching):
 
 def _rotary(model: ModelConfig, device: torch.device, dtype: torch.dtype) -> Rotary:
     """Rotary embedding of the channels that are rotated, with Core's angles and factor."""
-    scaling = model.rope_scaling
-    is_yarn = scaling is not None and scaling.rope_type == "yarn"
-    factor = attention_factor(scaling) if is_yarn else 1.0
+    factor = 1.0 if model.yarn is None else attention_factor(model.yarn)
     return Rotary(inverse_frequencies(model).to(device), dtype, factor)
 
 

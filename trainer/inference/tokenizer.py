@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.chats.files import token_text
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.regular_file import read_bytes
 
@@ -170,5 +171,4 @@ def _eos_token(settings: Path) -> str | None:
         token = json.loads(read_bytes(settings)).get("eos_token")
     except (OSError, ValueError, AttributeError):
         return None
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
+    return token_text(token)

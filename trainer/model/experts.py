@@ -211,8 +211,7 @@ def correct_ranks(chunk: torch.nn.Module, *, etp: int, tp: int) -> None:
     """Correct over which ranks Core adds up outputs, gradients and the gradient norm of experts.
 
     - Core 0.16 only separates the gradients of experts from other gradients if EP > 1. With EP = 1 and ETP different
-    from TP,
-      it would reduce them over ranks with other tokens or other shards.
+      from TP, it would reduce them over ranks with other tokens or other shards.
     - With sequence parallelism, Core adds up the gradients of the second biases over the tensor-parallel ranks. These
       have other experts, or have already been added up.
     - For Core 0.16's norm, a parameter that is not divided is the same on all tensor-parallel ranks.

@@ -7,15 +7,13 @@ from hpcgen.check.lint.megatron import KEYS
 from hpcgen.check.migration.leftover import Carried
 from hpcgen.check.migration.values import Flags, carry_as, shown, sure_text
 from hpcgen.config.megatron_options import carried_by
+from trainer.contract.attention.latent_rotary import yarn_section
 
 SWITCH, KEY = "multi-latent-attention", "model.multi_latent_attention"
 UNUSED = frozenset(("kv-channels", "add-qkv-bias"))
 """Options of standard attention that latent attention ignores."""
 
 POSITIONS = "model.position_embedding_type"
-
-YARN = {"rope_type": "yarn", "original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
-"""Megatron-Core's defaults (MLATransformerConfig), for which Megatron-LM has no options."""
 
 ROPE_SCALING = "model.rope_scaling"
 SCALING_OPTIONS = ("rotary-scaling-factor", "mscale", "mscale-all-dim")
@@ -66,11 +64,12 @@ def _rope_scaling(given: Flags, carried: Carried) -> None:
         why = "Megatron-LM scales the scores of attention without scaling the rotary embedding"
         carried.refuse(kind.line, shown(kind), why, ROPE_SCALING)
         return
-    mscale, mscale_all_dim = numbers.get("mscale", 1.0), numbers.get("mscale-all-dim", 0.0)
-    scaling: dict[str, object] = YARN | {"factor": factor}
-    if (mscale, mscale_all_dim) != (1.0, 0.0):  # these are transformers' meaning of no mscale
-        scaling |= {"mscale": mscale, "mscale_all_dim": mscale_all_dim}
-    carried.put(ROPE_SCALING, scaling)
+    scales = {
+        name.replace("-", "_"): number
+        for name, number in numbers.items()
+        if number is not None and name != "rotary-scaling-factor"
+    }
+    carried.put(ROPE_SCALING, yarn_section(factor, **scales))
 
 
 def _number(flag: Flag) -> float | None:

@@ -72,8 +72,8 @@ class LatentAttention(Attention):
         if model.add_qkv_bias:
             reason = "is not supported by multi_latent_attention, which has no such bias"
             yield Problem("model.add_qkv_bias", reason, "use false", about=("model.multi_latent_attention",))
-        if model.rope_scaling is not None and model.rope_scaling.rope_type == "yarn":
-            yield from _yarn_problems(model.rope_scaling)
+        if model.yarn is not None:
+            yield from _yarn_problems(model.yarn)
 
     def projections(self, model: ModelConfig) -> tuple[Projection, ...]:
         """Down-projections to the latents, up-projections to the heads, and the output projection.

@@ -180,3 +180,9 @@ class ModelConfig:
         All rows of the embedding if vocab_size is not known. 0 before either is known.
         """
         return self.vocab_size or self.padded_vocab_size or 0
+
+    @property
+    def yarn(self) -> RopeScaling | None:
+        """rope_scaling if it is YaRN."""
+        scaling = self.rope_scaling
+        return scaling if scaling is not None and scaling.rope_type == "yarn" else None

@@ -70,8 +70,8 @@ def older_transformers_problem(model: ModelConfig) -> Problem | None:
     With YaRN, it uses max_position_embeddings / original_max_position_embeddings in place of the factor
     (huggingface/transformers, issue 38224).
     """
-    scaling = model.rope_scaling
-    if scaling is None or scaling.rope_type != "yarn":
+    scaling = model.yarn
+    if scaling is None:
         return None
     original, length = scaling.original_max_position_embeddings, model.max_position_embeddings
     assert original

@@ -59,8 +59,8 @@ def yarn_of_latent_attention_divides_context(facts: Facts) -> Iterator[Problem]:
     Source: megatron/core/models/common/embeddings/yarn_rotary_pos_embedding.py, _set_cos_sin_cache, which divides the
     rotations of the original sequence over the context-parallel ranks.
     """
-    scaling, size = facts.model.rope_scaling, facts.parallelism.context_parallel_size
-    if not _is_latent(facts) or scaling is None or scaling.rope_type != "yarn" or size == 1:
+    scaling, size = facts.model.yarn, facts.parallelism.context_parallel_size
+    if not _is_latent(facts) or scaling is None or size == 1:
         return
     length = scaling.original_max_position_embeddings
     if length is not None and length % (2 * size):

@@ -213,8 +213,8 @@ def yarn_uses_its_scales(facts: Facts) -> Iterator[Problem]:
     Otherwise they have no effect, as in transformers (modeling_rope_utils.py, _compute_yarn_parameters). Other
     scales, of heads that are rotated in part, are checked in trainer/contract/attention.
     """
-    scaling = facts.model.rope_scaling
-    if scaling is None or scaling.rope_type != "yarn" or not attention_of(facts.model).has_complete_heads:
+    scaling = facts.model.yarn
+    if scaling is None or not attention_of(facts.model).has_complete_heads:
         return
     scales = {"mscale": scaling.mscale, "mscale_all_dim": scaling.mscale_all_dim}
     given = next((key for key, value in scales.items() if value is not None), None)
@@ -242,8 +242,8 @@ def yarn_reaches_sequence(facts: Facts) -> Iterator[Problem]:
     Source: transformers, modeling_rope_utils.py, which warns if the factor differs from the ratio of the lengths. With
     llama3, the factor is not such a ratio.
     """
-    scaling, length = facts.model.rope_scaling, facts.model.seq_length
-    if scaling is None or scaling.rope_type != "yarn" or scaling.original_max_position_embeddings is None:
+    scaling, length = facts.model.yarn, facts.model.seq_length
+    if scaling is None or scaling.original_max_position_embeddings is None:
         return
     original = scaling.original_max_position_embeddings
     if scaling.factor * original < length:

@@ -17,6 +17,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from trainer.contract.attention.latent import LATENT
+from trainer.contract.attention.latent_rotary import rotary_arguments
 from trainer.contract.config import ModelConfig
 from trainer.contract.errors import TrainerError
 from trainer.model.attention.parts import Parts
@@ -64,7 +65,8 @@ class LatentParts(Parts):
         """Widths and rotary embedding. Core's fused rope for latent attention is experimental, and only for YaRN."""
         return {
             **{key: getattr(model, key) for key in LATENT.keys},
-            **_rotary_arguments(model),
+            "rotary_base": model.rotary_base,
+            **rotary_arguments(model),
             "softmax_scale": None,  # Core applies YaRN's scale itself
             "apply_rope_fusion": False,
         }
@@ -87,8 +89,7 @@ class LatentParts(Parts):
 
     def scale_frequencies(self, chunk: torch.nn.Module, model: ModelConfig) -> None:
         """Replace the frequencies in each layer, except with YaRN, whose frequencies Core computes itself."""
-        assert model.rope_scaling
-        if model.rope_scaling.rope_type == "yarn":
+        if model.yarn is not None:
             return
         for layer in chunk.modules():
             if isinstance(layer, multi_latent_attention.MultiLatentAttention):
@@ -114,25 +115,3 @@ class LatentParts(Parts):
                     "projection of the layers that the function of model.layer_spec is given, which has all rows on "
                     "each rank"
                 )
-
-
-def _rotary_arguments(model: ModelConfig) -> dict[str, Any]:
-    """Arguments of Core's MLATransformerConfig for the rotary embedding.
-
-    Core's YaRN multiplies the rotated part of queries and keys by the quotient of transformers' `attention_factor`, and
-    the scores by the square of 0.1 mscale_all_dim log(factor) + 1, as DeepseekV3 in transformers. Without mscale,
-    transformers uses 1 in the numerator and leaves out the denominator.
-    """
-    scaling = model.rope_scaling
-    arguments: dict[str, Any] = {"rotary_base": model.rotary_base, "rotary_scaling_factor": 1.0}
-    if scaling is None or scaling.rope_type != "yarn":
-        return arguments | {"rope_type": "rope"}
-    return arguments | {
-        "rope_type": "yarn",
-        "rotary_scaling_factor": scaling.factor,
-        "original_max_position_embeddings": scaling.original_max_position_embeddings,
-        "beta_fast": scaling.beta_fast,
-        "beta_slow": scaling.beta_slow,
-        "mscale": scaling.mscale or 1.0,
-        "mscale_all_dim": scaling.mscale_all_dim or 0.0,
-    }

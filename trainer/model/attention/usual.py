@@ -53,8 +53,8 @@ def _softmax_scale(model: ModelConfig) -> float | None:
 
     YaRN multiplies the rotated queries and keys by `attention_factor`, and so their products by its square.
     """
-    scaling = model.rope_scaling
-    if scaling is None or scaling.rope_type != "yarn":
+    scaling = model.yarn
+    if scaling is None:
         return None
     assert model.kv_channels
     return attention_factor(scaling) ** 2 / math.sqrt(model.kv_channels)
