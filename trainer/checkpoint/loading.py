@@ -21,6 +21,7 @@ from trainer.checkpoint.loading_errors import raise_environment_fault, scope_of
 from trainer.contract.config import ParallelismConfig
 from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.files.checkpoint_files import Checkpoint
+from trainer.model.build import gather_weights
 from trainer.model.vocabulary import add_tokens
 from trainer.step import TrainingState
 
@@ -150,8 +151,7 @@ def _restore_fp32_weights(
     In fp32, the model and the optimizer share their weights, and the rounded weights of the model have been loaded too.
     """
     _read(source.path, optimizer, groups)
-    for chunk in state.model:
-        chunk.start_param_sync(force_sync=True)
+    gather_weights(state.model)
 
 
 def _position(foreign: megatron_lm.Resumed, state: TrainingState) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from trainer.distributed.groups import from_rank_0
 from trainer.faults import storage
 from trainer.metrics.console import Log
 from trainer.metrics.versions import versions
+from trainer.model.build import gather_weights
 from trainer.step import TrainingState, Vote
 
 T = TypeVar("T")
@@ -215,8 +216,7 @@ class Checkpoints:
             self._wait(self._save)
 
     def _start(self, state: TrainingState, path: Path, started: float) -> _Save:
-        for chunk in state.model:
-            chunk.start_param_sync(force_sync=True)
+        gather_weights(state.model)
         sharding = contents.sharding(self._groups, adapters=state.has_adapters)
         weights = contents.sharded_weights(state, sharding)
         optimizer = contents.sharded_optimizer(state, weights, sharding, state.average, is_loading=False)

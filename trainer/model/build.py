@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -63,6 +64,13 @@ def build_model(
         ]
     _connect_schedule(core, layout, model)
     return model
+
+
+def gather_weights(model: Iterable[DistributedDataParallel]) -> None:
+    """Gather the weights that other data-parallel ranks have updated. With replicated optimizers there are none."""
+    for chunk in model:
+        if chunk.ddp_config.use_distributed_optimizer:
+            chunk.start_param_sync(force_sync=True)
 
 
 def build_chunks(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from trainer.contract.config import ConfigError, TrainingConfig
-from trainer.contract.model.name_patterns import matches_any
+from trainer.contract.model.frozen import is_frozen
 from trainer.model.parameter_names import global_names, over_all_ranks
 
 
@@ -27,7 +27,7 @@ def freeze(chunks: Sequence[torch.nn.Module], training: TrainingConfig) -> None:
     matched, trained, names = set(), set(), set()
     for name, parameter in (pair for chunk in chunks for pair in global_names(chunk)):
         names.add(name)
-        patterns = {pattern for pattern in training.freeze if matches_any(name, [pattern])}
+        patterns = {pattern for pattern in training.freeze if is_frozen(name, [pattern])}
         matched |= patterns
         if patterns:
             parameter.requires_grad = False

@@ -10,7 +10,7 @@ from megatron.core.optimizer import ParamKey
 from megatron.core.optimizer.optimizer_config import ParamPredicate
 
 from trainer.contract.config import ConfigError, ParameterGroup
-from trainer.contract.model.name_patterns import group_index
+from trainer.contract.config.optimizer import group_index
 from trainer.model.parameter_names import global_names, over_all_ranks
 
 Multipliers = tuple[float, float]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from trainer.contract.config.path import FunctionPath
@@ -20,6 +22,11 @@ class ParameterGroup:
     """Factor for weight_decay. Biases and normalization weights never have weight decay."""
     lr_mult: NonNegativeFloat = 1.0
     """Factor for the learning rate."""
+
+
+def group_index(name: str, groups: Sequence[ParameterGroup]) -> int | None:
+    """Index of the first of the `groups` that matches the global name of a parameter; None if there is none."""
+    return next((index for index, group in enumerate(groups) if fnmatchcase(name, group.match)), None)
 
 
 @config_section

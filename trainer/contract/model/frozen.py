@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from trainer.contract.attention import attention_of
 from trainer.contract.config import ModelConfig
 from trainer.contract.model.model_size import parameter_names
-from trainer.contract.model.name_patterns import matches_any
 
 EMBEDDING, POSITIONS, OUTPUT = (
     "embedding.word_embeddings.weight",
@@ -38,6 +39,11 @@ class Frozen(NamedTuple):
     """By layer: True if something in the layer is trained."""
 
 
+def is_frozen(name: str, patterns: Iterable[str]) -> bool:
+    """True if one of the `patterns` in training.freeze matches the global name of a parameter."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 @functools.lru_cache(maxsize=64)
 def frozen(model: ModelConfig, patterns: tuple[str, ...], *, transformer_engine: bool = False) -> Frozen:
     """The frozen parameters of the resolved `model`, with the names of Transformer Engine's layers or of Core's."""
@@ -47,12 +53,12 @@ def frozen(model: ModelConfig, patterns: tuple[str, ...], *, transformer_engine:
     has_trained = [False] * num_layers
     for name in parameter_names(model, transformer_engine=transformer_engine):
         layer, part = _split(name, model.num_layers)
-        is_frozen = matches_any(name, patterns)
+        stays = is_frozen(name, patterns)
         if layer is None:
-            numbers[name] += _size(model, name) * is_frozen
+            numbers[name] += _size(model, name) * stays
             continue
-        has_trained[layer] |= not is_frozen
-        if is_frozen:
+        has_trained[layer] |= not stays
+        if stays:
             size = _size_in_layer(model, part)
             (experts if ".experts." in part else layers)[layer] += size
             if _is_matrix(part):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from trainer.contract.model.name_patterns import matches_any
+from trainer.contract.model.frozen import is_frozen
 from trainer.contract.problem import Problem, Setting
 from trainer.contract.rules.facts import Facts, Rule
 from trainer.contract.rules.parameter_patterns import listed, name_variants
@@ -23,7 +23,7 @@ def frozen_patterns_match(facts: Facts) -> Iterator[Problem]:
     missed = [
         pattern
         for pattern in patterns
-        if not any(matches_any(name, [pattern]) for names in variants for name in names)
+        if not any(is_frozen(name, [pattern]) for names in variants for name in names)
     ]
     if missed:
         yield Problem(
@@ -46,7 +46,7 @@ def experts_are_frozen_together(facts: Facts) -> Iterator[Problem]:
     for names in name_variants(facts):
         experts = [name for name in names if _EXPERT.fullmatch(name)]
         trained = set(map(_product, _trained(experts, patterns)))
-        frozen = {_product(name) for name in experts if matches_any(name, patterns)}
+        frozen = {_product(name) for name in experts if is_frozen(name, patterns)}
         if mixed := sorted(trained & frozen):
             yield Problem(
                 path=KEY,
@@ -69,7 +69,7 @@ def frozen_layers_need_no_cuda_graphs(facts: Facts) -> Iterator[Problem]:
 
 
 def _trained(names: Iterable[str], patterns: Sequence[str]) -> Iterator[str]:
-    return (name for name in names if not matches_any(name, patterns))
+    return (name for name in names if not is_frozen(name, patterns))
 
 
 def _product(name: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainer.contract.config.optimizer import group_index
+from trainer.contract.model.frozen import is_frozen
 from trainer.contract.model.model_size import layers_parameter_count
-from trainer.contract.model.name_patterns import group_index, matches_any
 from trainer.contract.optimizers import optimizer_of
 from trainer.contract.problem import Problem
 from trainer.contract.rules.facts import Facts, Rule
@@ -51,7 +52,7 @@ def groups_match_parameters(facts: Facts) -> Iterator[Problem]:
         group_index(name, groups)
         for names in variants
         for name in names
-        if not matches_any(name, facts.training.freeze)
+        if not is_frozen(name, facts.training.freeze)
     }
     missed = [group.match for index, group in enumerate(groups) if index not in matched]
     if missed:
