@@ -47,14 +47,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Imports the interface on first use, because `hpcgen data` and jobs on nodes do not need it."""
-    if name in ("ConfigErrors", "HpcgenError"):
-        from hpcgen import errors
+if not TYPE_CHECKING:  # a type checker would take every name for one of the interface
 
-        return getattr(errors, name)
-    if name in __all__:
-        from hpcgen import api
+    def __getattr__(name: str) -> Any:
+        """Imports the interface on first use, because `hpcgen data` and jobs on nodes do not need it."""
+        if name in ("ConfigErrors", "HpcgenError"):
+            from hpcgen import errors
 
-        return getattr(api, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return getattr(errors, name)
+        if name in __all__:
+            from hpcgen import api
+
+            return getattr(api, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
 import hpcgen
+from hpcgen import api
 from tests.runs import minimal_run, write_yaml
 
 
@@ -15,6 +17,22 @@ def run(tmp_path: Path) -> hpcgen.api.Run:
     return hpcgen.load_run(
         write_yaml(tmp_path / "run.yaml", minimal_run(paths={"run_dir": str(tmp_path / "run")}))
     )
+
+
+def test_names_are_found_where_type_checkers_find_them() -> None:
+    """PLACES repeats the imports for type checkers, which read no tables."""
+    tree = ast.parse(Path(api.__file__).read_text(encoding="utf-8"))
+    guarded = next(node for node in tree.body if isinstance(node, ast.If))
+    imports = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in guarded.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imports == api.PLACES
+    assert sorted(imports) == api.__all__
+    for name in hpcgen.__all__:
+        assert getattr(hpcgen, name) is not None
 
 
 def test_load_plan_render(run: hpcgen.api.Run) -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import click
 
+from hpcgen import api
 from hpcgen.cli.run_argument import run_directory
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file, publish, require_target, require_writable
+from hpcgen.redaction import secret_values
+from hpcgen.runs.secrets import secrets_of
 from hpcgen.text import counted, harmless, size_text
 
 
@@ -56,9 +59,5 @@ def command(run: Path, output: Path | None) -> None:
 
 def _secrets(run: Path, directory: Path) -> tuple[str, ...]:
     """Values of the secrets of a run, and of those that its run file names now."""
-    from hpcgen.config.loader import load_run
-    from hpcgen.redaction import secret_values
-    from hpcgen.runs.secrets import secrets_of
-
-    named = load_run(run).config.secrets if run.is_file() else ()
+    named = api.load_run(run).config.secrets if run.is_file() else ()
     return (*secret_values(os.environ, named), *secrets_of(directory))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcgen import api
 from hpcgen.cli.options import json_option, read_run_or_cluster, run_or_cluster_options
 from hpcgen.cli.run_argument import run_directory, tell_unread
 from hpcgen.errors import HpcgenError
@@ -90,7 +91,6 @@ def command(
 
 
 def _check(load: Load, nodes: str | None, *, prints: bool, as_json: bool) -> int:
-    from hpcgen import api
     from hpcgen.doctor import site
     from hpcgen.doctor.check import any_failed
     from hpcgen.run_plan.plan import main_stage

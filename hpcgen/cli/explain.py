@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcgen import api
 from hpcgen.cli.options import StageChoice, json_option, read_run_or_cluster, run_or_cluster_options, warn
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
@@ -82,7 +83,6 @@ def command(
 
 def _compare(load: Callable[[], Run], stage: str | None, other: str, cluster: str | None) -> Comparison:
     """The run compared with OTHER: a script, a release, another run file or another profile."""
-    from hpcgen import api
     from hpcgen.run_plan import explanation, plan, release
     from hpcgen.slurm.rendering import rendered
 

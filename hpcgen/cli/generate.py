@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcgen.checkpoints import generation
 from hpcgen.checkpoints.finding import find_checkpoint
 from hpcgen.cli.checkpoint.paths import complete_checkpoints
 from hpcgen.cli.options import override_option, read_absolute
-from hpcgen.config.corpus import ChatConfig
 from hpcgen.errors import ConfigErrors, HpcgenError
 from trainer.contract.config.choice import text_problem
 
@@ -127,8 +127,6 @@ def command(
     """Loads a checkpoint of any layout into one process, on a GPU or on a CPU. Without --prompt and --prompts,
     continues the lines typed on a terminal. Needs torch, megatron-core and tokenizers.
     """
-    from hpcgen.checkpoints.generation import prompt_file, run_generation
-
     if prompt is not None and prompts is not None:
         raise HpcgenError("--prompt and --prompts both give prompts", "use only one of them")
     if chat and prompts is not None:
@@ -146,7 +144,7 @@ def command(
     for name in PASSED_ON:
         if options[name] is not None:
             arguments += [f"--{name.replace('_', '-')}", str(options[name])]
-    if chat or prompts is not None:
+    if run is not None and (chat or prompts is not None):
         arguments += _chat_options(run)
     arguments += [f"--stop={string}" for string in stop]
     if as_json or (prompts is not None and not sys.stdout.isatty()):
@@ -155,21 +153,20 @@ def command(
         arguments += stack.enter_context(_tokenizer(run, tokenizer, eod_token))
         if prompt is not None:
             message = {"messages": [{"role": "user", "content": prompt}]}
-            prompts = stack.enter_context(prompt_file(message if chat else {"prompt": prompt}))
+            prompts = stack.enter_context(generation.prompt_file(message if chat else {"prompt": prompt}))
         if prompts is not None:
             arguments += ["--prompts", str(prompts)]
         elif chat:
             arguments.append("--chat")
-        status = run_generation(arguments)
+        status = generation.run_generation(arguments)
     ctx.exit(status)
 
 
-def _chat_options(run: RunConfig | None) -> Iterator[str]:
+def _chat_options(run: RunConfig) -> Iterator[str]:
     """The options for the chat template of the run's corpus."""
-    from hpcgen.planning.paths import chat_of
     from hpcgen.stages.generate import chat_options
 
-    return chat_options(ChatConfig() if run is None else chat_of(run))
+    return chat_options(run)
 
 
 def _read_run(config: Path | None, overrides: tuple[str, ...]) -> RunConfig | None:
@@ -196,12 +193,10 @@ def _checkpoints_of(run: RunConfig | None) -> Path:
 @contextlib.contextmanager
 def _tokenizer(run: RunConfig | None, tokenizer: str | None, eod_token: str | None) -> Iterator[list[str]]:
     """Arguments that name the tokenizer."""
-    from hpcgen.checkpoints.generation import tokenizer_arguments
-
     if run is not None:
         if tokenizer is not None or eod_token is not None:
             raise HpcgenError("--config and --tokenizer both name a tokenizer", "use only one of them")
-        with tokenizer_arguments(run.data.tokenizer) as arguments:
+        with generation.tokenizer_arguments(run.data.tokenizer) as arguments:
             yield arguments
         return
     if tokenizer is None:

@@ -15,6 +15,7 @@ from hpcgen.cli.options import program as this_program
 from hpcgen.config.cluster import ClusterConfig, within_limit
 from hpcgen.config.defaults import read_defaults
 from hpcgen.config.document import Document, constant, merge
+from hpcgen.config.edits import with_values
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.overrides import override
 from hpcgen.config.presets import PRESETS, Preset, unknown_preset
@@ -203,8 +204,6 @@ class _New:
             file_name=self.path.name,
         )
         if start.changes:
-            from hpcgen.config.edits import with_values
-
             text = with_values(text, self.path.name, start.changes, start.reason)
         return text
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcgen import api
 from hpcgen.cli.options import json_option, run_options, write_output
 from hpcgen.cli.quantities import Budget, Deadline, Nodes
 from hpcgen.config.shown import show
@@ -102,7 +103,6 @@ def command(
     """Tries every valid layout that fits into memory: TP, PP, VPP, CP, EP and ETP, the size of microbatches, and what
     is recomputed. Batch size, length, precision, optimizer and model stay. Needs no GPU, no Slurm and no data.
     """
-    from hpcgen import api
     from hpcgen.cli.layouts_tables import print_comparison, print_layouts
     from hpcgen.run_plan.layouts import summary
     from hpcgen.run_plan.layouts.choice import require_no_others

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcgen import api
 from hpcgen.cli.options import json_option, run_options, warn
 from hpcgen.errors import HpcgenError
 
@@ -23,7 +24,6 @@ def command(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     """Lists the memory that each stage needs, with and without offload to the host and NVMe. The run file needs
     program.deepspeed with model or parameters. The estimates exclude activations.
     """
-    from hpcgen import api
     from hpcgen.planning.deepspeed.fit import all_fits, configured_fit
 
     # the table shows what fits in place of a configuration that does not

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hpcgen import files
+from hpcgen import api, files
 from hpcgen.config.document import split_assignment
 from hpcgen.config.shown import is_private
 from hpcgen.config.stages import STAGE_ROWS
@@ -159,7 +159,7 @@ def read_run_or_cluster(
     Raises:
         HpcgenError: see `read_run`.
     """
-    from hpcgen.config.loader import load_cluster_run, load_run
+    from hpcgen.config.loader import load_cluster_run
 
     if config is not None and cluster is not None:
         raise HpcgenError(f"-c {config} and --cluster {cluster} exclude each other", "use only one of them")
@@ -170,7 +170,7 @@ def read_run_or_cluster(
                 "--run-dir requires --cluster",
                 f"to override paths.run_dir of {config}, use --set paths.run_dir=DIR",
             )
-        return load_run(config, overrides)
+        return api.load_run(config, overrides)
     name = Path(cluster).name.removesuffix(".yaml")
     return load_cluster_run(cluster, run_dir or f"runs/{name}", overrides)
 
@@ -181,10 +181,9 @@ def read_absolute(config: Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         HpcgenError: the run file is invalid.
     """
-    from hpcgen.config.loader import load_run
     from hpcgen.planning.paths import absolute_paths
 
-    run = load_run(config, overrides)
+    run = api.load_run(config, overrides)
     return absolute_paths(run.config, run.directory)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from hpcgen import api
 from hpcgen.cli.options import (
     StageChoice,
     read_run,
@@ -43,8 +44,6 @@ def command(
 
     Stages that need no run file, such as nccl-test, need only a cluster profile.
     """
-    from hpcgen import api
-
     plan = api.plan(read_run(stage, config, cluster, run_dir, overrides), [stage])
     script = api.render(plan, stage, templates)
     warn(plan.warnings)

@@ -14,6 +14,7 @@ from hpcgen.cli.options import write_output
 from hpcgen.cli.run_argument import run_directory
 from hpcgen.files import shared_as_directory
 from hpcgen.report.words import compared_with_prediction, count_in_short, duration, figure, percent
+from hpcgen.runs.metrics_line import number_or_none
 from hpcgen.text import counted, harmless
 
 if TYPE_CHECKING:
@@ -69,7 +70,6 @@ def command(run_dirs: tuple[Path, ...], output: Path | None, as_json: bool) -> N
 def _show(label: str, run: Run, summary: Summary) -> None:
     """Prints the run in a few lines."""
     from hpcgen.report import curve, evaluations
-    from hpcgen.runs import metrics_line
 
     colour = {"done": "green", "running": "cyan", "stopped": "yellow", "silent": "yellow"}.get(
         summary.state, "red"
@@ -87,7 +87,7 @@ def _show(label: str, run: Run, summary: Summary) -> None:
     latest = {
         harmless(str(event.get("split"))): {event["iteration"]: loss}
         for event in run.history.evaluations
-        if (loss := metrics_line.number_or_none(event.get("loss"))) is not None
+        if (loss := number_or_none(event.get("loss"))) is not None
     }
     click.echo(curve.draw_text(curve.Curve(losses, latest)))
     mfu = f", MFU {percent(summary.mfu)}" if summary.mfu is not None else ""

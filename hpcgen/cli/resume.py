@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcgen.cli import submit
 from hpcgen.cli.options import override_option, warn
 from hpcgen.cli.run_argument import directory_in, run_directory
 from hpcgen.errors import HpcgenError
@@ -32,7 +33,6 @@ def command(context: click.Context, run: Path, overrides: tuple[str, ...], yes: 
     Submits the training or the program with the run file, the values of --set and the templates of its last job, where
     that job ran: in Slurm or on this machine. --set adds values. The run continues from its newest checkpoint.
     """
-    from hpcgen.cli import submit
     from hpcgen.runs import control, resuming
 
     directory = run_directory(run)

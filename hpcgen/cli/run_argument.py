@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from hpcgen import api
 from hpcgen.cli.options import RUN_FILE
 from hpcgen.text import harmless
 
@@ -34,9 +35,7 @@ def directory_in(file: Path, overrides: Sequence[str] = ()) -> Path:
     Raises:
         HpcgenError: the run file is invalid.
     """
-    from hpcgen.config.loader import load_run
-
-    run = load_run(file, overrides)
+    run = api.load_run(file, overrides)
     return Path(run.directory, run.config.paths.run_dir)
 
 

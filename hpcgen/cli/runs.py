@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from hpcgen.cli.options import json_option
+from hpcgen.cli.status_rows import ago, color_of, progress
 from hpcgen.errors import HpcgenError
 from hpcgen.redaction import redact_json
 from hpcgen.runs.states import RunState
@@ -80,8 +81,6 @@ def command(
 
 def _print(runs: Sequence[RunStatus], root: Path, now: float) -> None:
     """Prints a line for each run. The path comes last, since it has any length."""
-    from hpcgen.cli.status_rows import ago, color_of, progress
-
     if not runs:
         click.echo("no run found", err=True)
         return

@@ -15,6 +15,7 @@ import click
 
 from hpcgen.cli.options import json_option
 from hpcgen.cli.run_argument import run_directories
+from hpcgen.cli.status_rows import print_rows, rows
 from hpcgen.errors import HpcgenError
 from hpcgen.redaction import redact_json
 
@@ -63,8 +64,6 @@ def command(runs: tuple[Path, ...], watch: bool, interval: float, as_json: bool)
 
 
 def _print(found: Sequence[RunStatus], now: float) -> None:
-    from hpcgen.cli.status_rows import print_rows, rows
-
     width = max(WIDTH, shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH)
     for number, status in enumerate(found):
         if number:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from hpcgen import api
 from hpcgen.cli.options import (
     StageChoice,
     program,
@@ -58,7 +59,6 @@ def command(
     Each stage starts after the previous one has succeeded. Data stages submit only the tasks that still have output
     to produce.
     """
-    from hpcgen import api
     from hpcgen.slurm import corpus
 
     plan = api.plan(api.load_run(config, overrides), stages)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcgen import api
 from hpcgen.cli.lazy import CommandGroup
 from hpcgen.cli.options import complete_clusters, json_option, templates_option
 from hpcgen.config.directories import configuration_directories
@@ -66,10 +67,9 @@ def list_command(templates: tuple[Path, ...], as_json: bool) -> None:
 
 def _environment(templates: Sequence[Path]) -> ShellEnvironment:
     """The templates from which jobs are rendered."""
-    from hpcgen.api import site_directories
     from hpcgen.slurm.rendering.environment import make_environment
 
-    return make_environment(site_directories(templates), _trusted_groups())
+    return make_environment(api.site_directories(templates), _trusted_groups())
 
 
 def _trusted_groups() -> set[str]:
@@ -253,7 +253,6 @@ def check_command(
     Bash, shellcheck (if installed) and hpcgen lint read the scripts; nothing is run. Exits with status 1 if there are
     findings.
     """
-    from hpcgen import api
     from hpcgen.check import scripts, shell_programs, site
     from hpcgen.check.lint.syntax import find_shfmt
 

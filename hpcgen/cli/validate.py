@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hpcgen import api
 from hpcgen.cli.options import StageChoice, run_options, stage_list, warn
 from hpcgen.errors import FilePlace, HpcgenError, Problem
 
@@ -26,9 +27,7 @@ def command(
     stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], as_json: bool, with_storage: bool
 ) -> None:
     """Default for STAGE: train, run for a run file with a program, or prepare for a run file with only a corpus."""
-    from hpcgen import api
-    from hpcgen.run_plan.storage_summary import table_for_people
-    from hpcgen.run_plan.summary import for_people, summarize
+    from hpcgen.run_plan import storage_summary, summary
     from hpcgen.slurm.corpus import check_pairs
 
     try:
@@ -43,15 +42,15 @@ def command(
             mistakes = [_in_json(mistake) for mistake in error.mistakes]
             click.echo(json.dumps({"mistakes": mistakes, "warnings": []}, indent=1))
         raise
-    summary = summarize(plan)
+    found = summary.summarize(plan)
     if as_json:
-        click.echo(json.dumps({**summary, "mistakes": []}, indent=1))
+        click.echo(json.dumps({**found, "mistakes": []}, indent=1))
         return
-    warn(summary["warnings"])
-    for heading, text in for_people(summary):
+    warn(found["warnings"])
+    for heading, text in summary.for_people(found):
         click.echo(f"{heading:<15}  {text}")
     if with_storage:
-        click.echo("\n" + "\n".join(table_for_people(summary)))
+        click.echo("\n" + "\n".join(storage_summary.table_for_people(found)))
 
 
 def _in_json(mistake: Problem) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def step_time_s(plan: Plan) -> float | None:
 
 
 def predict(plan: Plan) -> Prediction:
-    """Predicts the rest of a planned training run.
+    """Predicts the time of a step of the training in `plan`, and the time, GPU-hours, energy and price of the run.
 
     Raises:
         NoPrediction: the plan has no training, or its time cannot be predicted. The message has the reason.

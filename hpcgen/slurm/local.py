@@ -13,8 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.metadata import PackageNotFoundError
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from submitit import LocalExecutor
 
 from hpcgen.config.program import StopConfig
 from hpcgen.data.progress import progress_path
-from hpcgen.errors import HpcgenError, JobFailed, JobStopped
+from hpcgen.errors import JobFailed, JobStopped
 from hpcgen.files import write_text
 from hpcgen.planning.kind import Stage
 from hpcgen.planning.paths import corpus_job
@@ -41,6 +39,7 @@ from hpcgen.slurm.run_directory import (
 )
 from hpcgen.slurm.shell import of_outer_launcher, without
 from hpcgen.slurm.submission import submission_file
+from hpcgen.slurm.submittable import require_this_machine
 from hpcgen.slurm.tasks import ModuleTask, ShellTask
 from trainer.contract.files.regular_file import read_bytes, read_text
 from trainer.contract.files.run_directory import RunDirectory
@@ -69,37 +68,6 @@ def run_stages(plan: Plan, on_progress: Callable[[Progress], None] | None) -> li
     with sharing(plan), term_exits():
         run_dir = make_run_directory(plan)
         return [_run(plan, stage, run_dir, on_progress) for stage in plan.stages.values()]
-
-
-def require_this_machine(plan: Plan) -> None:
-    """Refuses stages that cannot run here.
-
-    Raises:
-        HpcgenError: a stage needs several nodes, a container or a script of the nodes.
-        PackageNotFoundError: a stage runs the trainer, and torch or megatron-core is not installed.
-    """
-    for stage in plan.stages.values():
-        if stage.allocation.nodes > 1 or stage.container is not None or stage.environment_script:
-            raise HpcgenError(_beyond_this_machine(stage), "use --launcher slurm, or set cluster: local")
-        if stage.kind.reads_trainer_config:
-            _require_trainer()
-
-
-def _require_trainer() -> None:
-    for module, package in (("torch", "torch"), ("megatron", "megatron-core")):
-        if find_spec(module) is None:
-            raise PackageNotFoundError(package)
-
-
-def _beyond_this_machine(stage: StagePlan) -> str:
-    what = f"{stage.allocation.nodes} nodes"
-    if stage.allocation.nodes <= 1 and stage.container is not None:
-        what = f"a container ({stage.container.runtime}, {stage.container.title})"
-    elif stage.allocation.nodes <= 1:
-        what = f"the environment script {stage.environment_script} of its nodes"
-    return (
-        f"stage {stage.name} requests {what}, but --launcher local runs on this machine, without containers"
-    )
 
 
 def _run(plan: Plan, stage: StagePlan, run_dir: Path, on_progress: Callable[[Progress], None] | None) -> Job:

@@ -9,13 +9,15 @@ import tempfile
 from collections import deque
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.files import ACCESS, make_directory, shared_as
-from hpcgen.run_plan.plan import Plan
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.shared_files import refuse_foreign_link, require_own
+
+if TYPE_CHECKING:
+    from hpcgen.run_plan.plan import Plan
 
 STOP_FILE = "stop"
 """Name of the file in the directory of a job on this machine. With it, the job saves and stops."""

@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcgen.errors import HpcgenError
 from hpcgen.files import write_text
-from hpcgen.run_plan.plan import Plan
 from hpcgen.slurm.programs import UNKNOWN_JOB, ask
 from hpcgen.slurm.refusal import advice
 from hpcgen.slurm.shell import reach_job, shell_settings, without
+
+if TYPE_CHECKING:
+    from hpcgen.run_plan.plan import Plan
 
 PATIENCE_S = 5.0
 """Time after which a message says that sbatch has not answered."""

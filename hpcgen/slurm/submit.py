@@ -14,9 +14,8 @@ from typing import Any
 from submitit import SlurmExecutor
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-from hpcgen.errors import ConfigErrors, HpcgenError
-from hpcgen.planning.request import place_of
-from hpcgen.run_plan.plan import Plan, located_in
+from hpcgen.errors import HpcgenError
+from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.stage import StagePlan
 from hpcgen.slurm.corpus import check_corpus, missing_tasks
 from hpcgen.slurm.job import Job
@@ -26,6 +25,7 @@ from hpcgen.slurm.rendering.script import Script
 from hpcgen.slurm.run_directory import make_run_directory, sharing
 from hpcgen.slurm.sbatch import waiting_is_said, warn_of_leaks
 from hpcgen.slurm.shell import reach_job, shell_settings, without
+from hpcgen.slurm.submittable import require_no_chain
 from hpcgen.slurm.tasks import ModuleTask
 from trainer.contract.files.run_directory import RunDirectory
 
@@ -83,19 +83,6 @@ def submit_stages(plan: Plan, scripts: Mapping[str, Script], after: str | None =
                 with _queued_jobs_are_named(jobs, stage):
                     jobs.append(_submit(plan, stage, scripts[stage.name], run_dir, dependency, tasks))
     return jobs
-
-
-def require_no_chain(plan: Plan, stages: Sequence[StagePlan], what: str, hint: str) -> None:
-    """Refuses stages that run in a chain of jobs if something waits for them: Slurm would start it after the first job.
-
-    Raises:
-        ConfigErrors: a stage does.
-    """
-    for stage in stages:
-        if "chain" in stage.values:
-            place = place_of(stage.kind, "chain", plan.run.config, plan.run.cluster)
-            reason = f"lets jobs follow each other, so {what} can wait for {stage.name}"
-            raise ConfigErrors([located_in(plan.run, place.problem(reason, hint))])
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from hpcgen.config.corpus import ChatConfig
 from hpcgen.config.loader import Run
 from hpcgen.config.run import RunConfig
 from hpcgen.config.tokenizer import tokenizer_name
@@ -43,7 +42,7 @@ class Generate(Stage):
                 *("-m", "trainer.inference", checkpoints),
                 *(f"--prompts={settings.prompts}", f"--output={output}"),
                 *(f"--tokenizer={tokenizer_name(tokenizer)}", *end),
-                *chat_options(chat_of(config)),
+                *chat_options(config),
                 *(f"--device={run.node_type.device}", f"--tensor-model-parallel-size={_tensor_size(config)}"),
                 *_options(settings),
             ),
@@ -71,8 +70,9 @@ class Generate(Stage):
         yield ONE_THREAD
 
 
-def chat_options(chat: ChatConfig) -> Iterator[str]:
+def chat_options(config: RunConfig) -> Iterator[str]:
     """The options of trainer.inference that name the chat template."""
+    chat = chat_of(config)
     named = {
         "chat-template": chat.chat_template_file,
         "chat-template-name": chat.chat_template,

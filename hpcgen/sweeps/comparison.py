@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from hpcgen.runs.failed import failed_text
 from hpcgen.runs.history import Column, History
 from hpcgen.runs.metrics_line import number_or_none
 from hpcgen.runs.state import State
+
+if TYPE_CHECKING:
+    from hpcgen.sweeps.points import Sweep
 
 Metric = Literal["valid", "train"]
 WINDOW = 0.05
@@ -54,6 +57,14 @@ class Comparison:
     tokens: int | None
     """Number of tokens at which the losses are compared. None if no run has reported a loss."""
     results: tuple[Result, ...]
+
+
+def compare(sweep: Sweep, metric: Metric | None = None) -> Comparison:
+    """Compares the losses of the points of a sweep at the same number of tokens, the best first.
+
+    `metric`: "valid" or "train". Default: "valid" if all points that train have been evaluated.
+    """
+    return compare_runs(sweep.directories, metric)
 
 
 def compare_runs(directories: Mapping[str, Path], metric: Metric | None = None) -> Comparison:

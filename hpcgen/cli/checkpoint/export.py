@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
+from hpcgen.checkpoints.conversion import convert, require_tokenizer, tokenizer_arguments
 from hpcgen.checkpoints.finding import find_checkpoint
 from hpcgen.cli.checkpoint.paths import complete_checkpoints, destination_option
 from hpcgen.cli.options import read_absolute
@@ -92,8 +93,6 @@ def command(
     """CHECKPOINT is a checkpoint of the trainer or of Megatron-LM. For a run directory or a directory of checkpoints,
     the newest complete checkpoint is exported. Needs torch and safetensors, but no GPU.
     """
-    from hpcgen.checkpoints.conversion import convert
-
     found = find_checkpoint(checkpoint)
     if base_model is not None and not adapter:
         raise click.UsageError("--base-model requires --adapter")
@@ -118,7 +117,6 @@ def _echo(line: str) -> None:
 def _tokenizer_arguments(
     found: Checkpoint, tokenizer: str | None, eod_token: str | None, config: Path | None
 ) -> Iterator[list[str]]:
-    from hpcgen.checkpoints.conversion import require_tokenizer, tokenizer_arguments
     from hpcgen.planning.inputs import chat_template_options
 
     if config is not None:
