@@ -13,6 +13,7 @@ from typing import Any
 from hpcgen.config.keys import hint_of, key_paths, section_of
 from hpcgen.config.layer_pattern import layer_pattern
 from hpcgen.config.shown import NUMBER, is_private, show
+from trainer.contract.model.adapters import advice_for_peft
 
 GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+")
 """A number with separators of thousands."""
@@ -42,6 +43,8 @@ def correction(
         return _layers_with_experts(document["model"])
     if path == "model.window_size" and (window := _window(value)):
         return f"write {window}, which includes the token itself"
+    if path == "lora.target_modules" and isinstance(value, str) and (advice := advice_for_peft([value])):
+        return advice
     if kind == "tuple_type" and isinstance(value, dict) and any(map(_INDEX.fullmatch, value)):
         return f"write the complete list, as in --set '{path}=[...]'"
     if kind == "tuple_type":

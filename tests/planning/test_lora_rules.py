@@ -34,7 +34,17 @@ REFUSED = {
         lora.adapters_freeze_the_rest,
     ),
     "a target that does not exist": (
-        LORA | {TARGETS: ("q_proj",)},
+        LORA | {TARGETS: ("linear_q",)},
+        "lora.target_modules[0]",
+        lora.targets_are_linear_layers,
+    ),
+    "targets of PEFT": (
+        LORA | {TARGETS: ("q_proj", "v_proj", "linear_fc2")},
+        "lora.target_modules",
+        lora.targets_are_linear_layers,
+    ),
+    "a target of PEFT that this model lacks": (
+        LORA | MLA | {TARGETS: ("q_proj",)},
         "lora.target_modules[0]",
         lora.targets_are_linear_layers,
     ),

@@ -344,9 +344,11 @@ def test_a_run_starts_from_one_older_checkpoint_by_its_path(
 
 def test_a_directory_to_start_from_must_hold_a_checkpoint(config: dict[str, Any], tmp_path: Path) -> None:
     config["checkpoint"] = {"load": str(tmp_path)}
+    (tmp_path / "checkpoints").mkdir()
     result = run(config)
     assert result.statuses == (2,)
     assert f"checkpoint.load = {str(tmp_path)!r} holds no valid checkpoint" in result.log
+    assert f"Set it to {tmp_path}/checkpoints, the checkpoints of this run" in result.log
     assert not list(result.checkpoints.glob("iter_*"))
 
 

@@ -109,9 +109,11 @@ def find(
     paths = at_rank_0(lambda: checkpoint_files.paths_to_load(load), load)
     found, passed_over = _newest_valid(paths, log, beat, is_own=False)
     if found is None:
+        nested = load / "checkpoints"
+        named = f"{nested}, the checkpoints of this run" if nested.is_dir() else "a directory of checkpoints"
         raise TrainerError(
-            f"checkpoint.load = {config.checkpoint.load!r} holds no valid checkpoint. Set it to a "
-            "directory of checkpoints or one iter_... directory, or remove the key to start from random weights",
+            f"checkpoint.load = {config.checkpoint.load!r} holds no valid checkpoint. Set it to {named}, to one "
+            "iter_... directory, or remove the key to start from random weights",
             scope=Scope.ALL_RANKS,
         )
     weights_only = config.checkpoint.finetune

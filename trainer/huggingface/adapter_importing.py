@@ -80,6 +80,8 @@ class PeftConfig:
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     use_rslora: bool
+    base_model: str | None = None
+    """Name on the Hub or path of the model that they were trained on."""
 
     def rank_of(self, module: PeftModule) -> int:
         """Rank of the adapter of a module."""
@@ -128,6 +130,12 @@ def import_adapter(source: Path, base: Path, destination: Path, report: Report) 
         sync_path(path)
         verify(path)
     report(f"imported {source} ({len(modules)} modules with adapters) to {destination}")
+    imported = model.huggingface_origin.get("name")
+    if peft.base_model and imported and _model_name(peft.base_model) != _model_name(imported):
+        report(
+            f"warning: {CONFIG} names the base model {peft.base_model}, but {base} was imported from {imported}. "
+            "Adapters are useless with other weights; compare the two"
+        )
     if len({peft.scale_of(module) for module in modules}) > 1:
         report("the adapters have different scales, which became part of lora_B")
     report("to train the adapters further, write into the run file:")
@@ -156,6 +164,7 @@ def read_config(path: Path) -> PeftConfig:
         document.get("rank_pattern") or {},
         document.get("alpha_pattern") or {},
         bool(document.get("use_rslora")),
+        document.get("base_model_name_or_path"),
     )
 
 
@@ -165,6 +174,8 @@ def _problems(document: Mapping[str, Any]) -> Iterator[str]:
         return
     if document.get("task_type") not in (None, "CAUSAL_LM"):
         yield f"task_type = {shown(document['task_type'])} is not supported; only CAUSAL_LM is"
+    if not isinstance(document.get("base_model_name_or_path"), str | None):
+        yield f"base_model_name_or_path = {shown(document['base_model_name_or_path'])} is not a text"
     for key, types in NUMBERS.items():
         value = document.get(key, 0.0 if key == "lora_dropout" else None)
         is_valid = _is_positive(value, types) or (key == "lora_dropout" and value == 0)
@@ -185,6 +196,13 @@ def _problems(document: Mapping[str, Any]) -> Iterator[str]:
     for key, value in document.items():
         if key not in CARRIED and value not in (None, False, "none", [], {}, ""):
             yield f"{key} = {shown(value)} is not supported. Merge the adapters with merge_and_unload of PEFT"
+
+
+def _model_name(path: str) -> str:
+    """The name of a model without the names of its owner and of directories, such as qwen3-8b. For a snapshot in the
+    cache of the Hub, a directory above has it."""
+    cached = re.search(r"models--[^/]*?--([^/]+)/snapshots/", path)
+    return (cached[1] if cached else Path(path).name).lower()
 
 
 def _is_positive(value: Any, types: tuple[type, ...]) -> bool:

@@ -215,6 +215,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "another task": ({"task_type": "SEQ_CLS"}, "task_type = 'SEQ_CLS' is not supported"),
     "changed weights": ({"init_lora_weights": "pissa"}, "changes the weights of the base model"),
     "a regular expression": ({"rank_pattern": {"(a+)+$": 2}}, "only names of modules are supported"),
+    "no name": ({"base_model_name_or_path": ["a"]}, "base_model_name_or_path = ['a'] is not a text"),
     "no rank": ({"r": True}, "r = True is not a valid number"),
     "a number that is not meant": ({"lora_alpha": 10**400}, "is not a valid number"),
     "no number": (
@@ -289,6 +290,31 @@ def test_files_that_are_not_adapters_of_the_base_model_are_refused(
     if file.exists():
         save_file(tensors, file)
     assert expected in refused(copied, base, tmp_path / "adapters")
+
+
+@pytest.mark.parametrize(
+    ("named", "is_doubted"),
+    [
+        ("{original}", False),
+        ("somebody/Original", False),
+        ("/cache/models--somebody--original/snapshots/0a1b", False),
+        (None, False),
+        ("somebody/other", True),
+        ("/cache/models--somebody--other/snapshots/original", True),
+    ],
+)
+def test_an_adapter_of_another_base_model_is_doubted(
+    named: str | None, is_doubted: bool, llama: Base, query_adapter: Path, tmp_path: Path
+) -> None:
+    copied = Path(shutil.copytree(query_adapter, tmp_path / "copied"))
+    config = json.loads((copied / "adapter_config.json").read_bytes())
+    name = named and named.format(original=llama.original)
+    (copied / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": name}))
+    lines: list[str] = []
+    import_adapter(copied, llama.checkpoint, tmp_path / "adapters", lines.append)
+    warnings = [line for line in lines if line.startswith("warning: ")]
+    assert bool(warnings) == is_doubted
+    assert all(f"base model {name}, but" in line and str(llama.original) in line for line in warnings)
 
 
 def test_adapters_have_no_mean(llama: Base, query_adapter: Path, tmp_path: Path) -> None:

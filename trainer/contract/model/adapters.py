@@ -6,7 +6,7 @@ linear_fc1 of a gated MLP has gate and up. Adapters of PEFT then have the same p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
@@ -16,6 +16,16 @@ from trainer.contract.model.experts import moe_layer_pattern
 
 LINEARS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 """Megatron-Core's names of the linear layers that can have an adapter."""
+
+PEFT_NAMES = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn"), ("linear_qkv",)),
+    "o_proj": ("linear_proj",),
+    "c_proj": ("linear_proj", "linear_fc2"),
+    **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "c_fc", "w1", "w3"), ("linear_fc1",)),
+    **dict.fromkeys(("down_proj", "w2"), ("linear_fc2",)),
+    "all-linear": LINEARS,
+}
+"""Names in target_modules of PEFT -> the linear layers that compute these modules of Hugging Face's models."""
 
 
 WITHOUT_ADAPTERS = LoraConfig()
@@ -62,6 +72,20 @@ class Linear(NamedTuple):
     def kind(self) -> str:
         """Megatron-Core's name of the linear layer, one of LINEARS."""
         return self.name.rpartition(".")[2]
+
+
+def advice_for_peft(named: Sequence[str], kinds: Collection[str] = LINEARS) -> str:
+    """What to write in lora.target_modules, some of whose entries are names of PEFT. Empty if none is, or if a model
+    with linear layers of these `kinds` has none of them."""
+    if "all-linear" in named:
+        return "remove it: by default, all linear layers have adapters"
+    chosen = dict.fromkeys(kind for name in named for kind in PEFT_NAMES.get(name, (name,)))
+    if chosen.keys() == set(named) or not any(kind in chosen for kind in kinds):
+        return ""
+    known = ", ".join(name for name in chosen if name in kinds or name not in LINEARS)
+    has_part = bool({"q_proj", "k_proj", "v_proj"} & set(named))
+    note = ", where linear_qkv has adapters for q, k and v" if has_part else ""
+    return f"use Megatron-Core's names: [{known}]{note}"
 
 
 def linears(model: ModelConfig) -> Iterator[Linear]:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainer.contract.model.adapters import LINEARS, Linear, linears, matches, targets
+from trainer.contract.model.adapters import (
+    LINEARS,
+    PEFT_NAMES,
+    Linear,
+    advice_for_peft,
+    linears,
+    matches,
+    targets,
+)
 from trainer.contract.problem import Problem
 from trainer.contract.rules.experts import ETP, GROUPED_GEMM
 from trainer.contract.rules.facts import Facts, Rule, unread
+from trainer.contract.wording import few
 
 RANK = "lora.rank"
 TARGETS = "lora.target_modules"
@@ -59,8 +68,15 @@ def targets_are_linear_layers(facts: Facts) -> Iterator[Problem]:
     names = [linear.name for linear in linears(facts.resolved_model)]
     kinds = dict.fromkeys(name.rpartition(".")[2] for name in names)
     layer = ", ".join(name for name in names if ".layers.0." in name)
-    for index, pattern in enumerate(facts.lora.target_modules or ()):
-        if not any(matches(pattern, name) for name in names):
+    named = facts.lora.target_modules or ()
+    advice = advice_for_peft(named, kinds)
+    if advice:
+        foreign = [name for name in named if name in PEFT_NAMES]
+        yield Problem(
+            TARGETS, f"has PEFT's names of modules in Hugging Face's models: {few(foreign)}", advice
+        )
+    for index, pattern in enumerate(named):
+        if not (advice and pattern in PEFT_NAMES) and not any(matches(pattern, name) for name in names):
             known = f"{', '.join(kinds)}, or a pattern for names such as {layer}"
             reason = "matches no linear layer that can have an adapter"
             if pattern in LINEARS:
