@@ -12,6 +12,7 @@ from hpcgen.checkpoints.run_config import read_run_config
 from hpcgen.errors import HpcgenError, Problem
 from trainer.contract.files import checkpoint_files, checkpoint_index
 from trainer.contract.files.checkpoint_files import INDEX, PREFIX, Checkpoint
+from trainer.contract.files.run_directory import RunDirectory
 
 SET_ASIDE = re.compile(r"iter_(\d+)\.broken(?:-\d+)?")
 """Name of a broken checkpoint that the trainer has set aside."""
@@ -30,11 +31,11 @@ def find_directory(path: Path) -> Path:
         raise HpcgenError(what, "give a run directory, or a directory with iter_... directories", where=path)
     if any(path.glob("iter_*")):
         return path
-    saved = checkpoint_section(read_run_config(path)[0]).get("save")
-    for candidate in (*([Path(saved)] if isinstance(saved, str) else []), path / "checkpoints"):
+    recorded = RunDirectory.recorded(path, read_run_config(path)[0])
+    for candidate in (recorded.checkpoints, RunDirectory.at(path).checkpoints):  # the run may have been moved
         if _is_directory(candidate):
             return candidate
-    if path.name == "checkpoints" or (path / checkpoint_files.TRACKER).exists():
+    if path.name == RunDirectory.CHECKPOINTS or (path / checkpoint_files.TRACKER).exists():
         return path
     raise HpcgenError(
         f"{path} has no checkpoints", "give a run directory, or a directory with iter_... directories"

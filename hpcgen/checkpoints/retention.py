@@ -14,6 +14,7 @@ from hpcgen.errors import HpcgenError
 from trainer.contract.evaluation import evaluated
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import Checkpoint
+from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.files.shared_files import refuse_foreign_link, require_own
 
 
@@ -79,10 +80,10 @@ def read_retention(path: Path) -> Retention:
 def _saves_into(config: dict[str, Any], path: Path) -> bool:
     """Returns whether the run of `config` saves to `path`. A configuration next to `path` may belong to a different
     run."""
-    saved, run_dir = checkpoint_section(config).get("save"), config.get("run_dir")
-    if not isinstance(saved, str):
-        saved = str(Path(run_dir) / "checkpoints") if isinstance(run_dir, str) else None
-    return saved is not None and Path(saved).resolve() == path.resolve()
+    run_dir = config.get("run_dir")
+    if not isinstance(run_dir, str):
+        return False
+    return RunDirectory.recorded(Path(run_dir), config).checkpoints.resolve() == path.resolve()
 
 
 def require_named_by_user(checkpoints: Path, directory: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hpcgen.config.stages import TRAINER_FILE
+from hpcgen.slurm.job_files import ARRAY_TASK, JOBS
 from trainer.contract.files.regular_file import read_text
 from trainer.contract.files.run_directory import RunDirectory
 
@@ -19,7 +20,7 @@ def read_run_config(run_dir: Path) -> tuple[dict[str, Any], Path | None]:
     The configuration of a job is in `jobs/JOBID/trainer.json`. A run started by hand may have it next to its results.
     The configuration is not validated, because the run may be older or newer than this version of hpcgen.
     """
-    found = [*_job_files(run_dir / "jobs"), *run_dir.glob("*.json")]
+    found = [*_job_files(run_dir / JOBS), *run_dir.glob("*.json")]
     for path in sorted(found, key=_modified, reverse=True):
         if config := _read(path):
             return config, path
@@ -41,7 +42,7 @@ def _job_files(jobs: Path) -> Iterator[Path]:
     except OSError:
         return
     for name in names:
-        if not re.fullmatch(r"\d+_\d+", name) and os.access(path := jobs / name / "trainer.json", os.R_OK):
+        if not ARRAY_TASK.fullmatch(name) and os.access(path := jobs / name / TRAINER_FILE, os.R_OK):
             yield path
 
 

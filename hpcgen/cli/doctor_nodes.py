@@ -18,6 +18,7 @@ from hpcgen.run_plan.plan import Plan
 from hpcgen.runs.attempts import read_job
 from hpcgen.slurm import sbatch
 from hpcgen.slurm.cluster_check import RESULT_DELAY_S, end_of
+from hpcgen.slurm.job_files import NODE_REPORTS, job_directory
 from hpcgen.slurm.programs import ask_node_names
 
 Load = Callable[[tuple[str, ...]], Run]
@@ -44,12 +45,12 @@ def check_nodes(health: Plan) -> Iterator[Check]:
     make_directory(run_dir, health.config.share)
     job = sbatch.submit_script(health, nodes.STAGE, api.render(health, nodes.STAGE))
     wait_for_job(job)
-    reports = run_dir / "jobs" / job / "nodes-0"
+    reports = job_directory(run_dir, job) / f"{NODE_REPORTS}0"
     deadline = time.monotonic() + RESULT_DELAY_S
     while not reports.exists() and time.monotonic() < deadline:
         time.sleep(0.5)
     log = run_dir / f"{nodes.STAGE}-{job}.log"
-    attempts = read_job(run_dir / "jobs" / job)
+    attempts = read_job(job_directory(run_dir, job))
     names = ask_node_names(attempts[-1].nodes)[0] if attempts else []
     if not names or not reports.exists():
         click.echo(end_of(log), err=True)

@@ -16,6 +16,7 @@ from hpcgen.cli.checkpoint.paths import complete_checkpoints
 from hpcgen.cli.options import override_option, read_absolute
 from hpcgen.errors import ConfigErrors, HpcgenError
 from trainer.contract.config.choice import text_problem
+from trainer.contract.files.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from hpcgen.config.run import RunConfig
@@ -182,7 +183,7 @@ def _checkpoints_of(run: RunConfig | None) -> Path:
     """The directory in which a run saves its checkpoints."""
     if run is None:
         raise HpcgenError("no checkpoint is named", "use --checkpoint PATH, or -c run.yaml")
-    directory = Path(run.checkpoint.save or Path(run.paths.run_dir, "checkpoints"))
+    directory = RunDirectory.at(Path(run.paths.run_dir), save=run.checkpoint.save).checkpoints
     if not directory.is_dir():
         raise HpcgenError(
             "no such directory, so the run has no checkpoint yet", "train it first", where=directory

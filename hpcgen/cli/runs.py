@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from hpcgen.cli.status_rows import ago, color_of, progress
 from hpcgen.errors import HpcgenError
 from hpcgen.redaction import redact_json
 from hpcgen.runs.states import RunState
+from hpcgen.slurm.job_files import SLURM_JOB
 from hpcgen.text import harmless
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def command(
     """
     from hpcgen.runs.listing import list_runs
 
-    if job is not None and not re.fullmatch(r"\d+(_\d+)?", job):
+    if job is not None and not SLURM_JOB.fullmatch(job):
         raise HpcgenError(
             f"--job {job} is not a job ID", "use a number, or ARRAY_TASK for a task of an array"
         )

@@ -8,10 +8,11 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcgen.config.stages import MACHINE_FILE
+from hpcgen.config.stages import MACHINE_FILE, TRAINER_FILE
 from hpcgen.doctor.cause import Cause, Effect
-from hpcgen.doctor.run_files import MARKERS, RUNNING, RunFiles, read_start
+from hpcgen.doctor.run_files import MARKERS, RunFiles, read_start
 from hpcgen.runs.metrics_line import decode
+from hpcgen.slurm.job_files import EXCLUDED, JOBS, RUNNING
 from hpcgen.text import counted, duration, size_text
 from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
@@ -21,10 +22,10 @@ from trainer.contract.files.shared_files import foreign_link, user
 from trainer.contract.model.model_size import checkpoint_bytes
 from trainer.contract.optimizers import optimizer_of
 
-FILES = (*MARKERS, RunDirectory.METRICS, RunDirectory.TRAINED_WITH, "heartbeat", "excluded_nodes")
+FILES = (*MARKERS, RunDirectory.METRICS, RunDirectory.TRAINED_WITH, RunDirectory.HEARTBEAT, EXCLUDED)
 REPLACED = (RunDirectory.STOPPED, RunDirectory.FAILED, RUNNING)
 """Files that the next job removes or writes, whatever they are; it cannot remove a directory."""
-DIRECTORIES = ("jobs", "checkpoints", "stacks", "tensorboard", "profile", "code", "evaluation", "index-cache")
+DIRECTORIES = (JOBS, *(str(path) for path in RunDirectory.at(Path()).directories))
 LOCK_DEAD_S = 90.0
 """Age of an owner's file after which a start considers the owner dead (trainer/faults/lock.py)."""
 PAGE = "faults.md#a-broken-run-directory"
@@ -101,7 +102,7 @@ def _access(files: RunFiles) -> Iterator[Cause]:
     """Yields directories that the owner of the run cannot write to. Others may only read it, which is no fault."""
     if not files.is_own:
         return
-    for path in (files.directory, files.directory / "jobs", files.checkpoints):
+    for path in (files.directory, files.directory / JOBS, files.checkpoints):
         if not path.is_dir() or os.access(path, os.W_OK | os.X_OK):
             continue
         mode = path.stat().st_mode & 0o7777
@@ -170,8 +171,8 @@ def _checkpoint_size(files: RunFiles) -> tuple[int, str]:
 
 def _damaged_json(files: RunFiles) -> Iterator[Cause]:
     """Yields JSON files of the newest job and of the run that are no JSON."""
-    newest = max(files.directory.glob("jobs/*/trainer.json"), key=_modified, default=None)
-    paths = [files.directory / RunDirectory.TRAINED_WITH, files.directory / "heartbeat"]
+    newest = max(files.directory.glob(f"{JOBS}/*/{TRAINER_FILE}"), key=_modified, default=None)
+    paths = [files.directory / RunDirectory.TRAINED_WITH, files.directory / RunDirectory.HEARTBEAT]
     if newest is not None:
         paths += [newest, newest.with_name(MACHINE_FILE)]
     for path in paths:

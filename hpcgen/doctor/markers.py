@@ -8,8 +8,9 @@ from typing import Any
 
 from hpcgen.config.shown import show
 from hpcgen.doctor.cause import Cause
-from hpcgen.doctor.run_files import RUNNING, RunFiles
+from hpcgen.doctor.run_files import RunFiles
 from hpcgen.report.essentials import flat
+from hpcgen.slurm.job_files import EVENTS, RUNNING, job_directory
 from hpcgen.text import duration, few
 from trainer.contract.config import TrainerConfig, fingerprint
 from trainer.contract.files.run_directory import RunDirectory
@@ -122,7 +123,7 @@ def _killed(files: RunFiles) -> Iterator[Cause]:
         return
     if files.is_active or (files.is_active is None and files.state in ("running", "hung")):
         return
-    path = files.directory / "jobs" / last.job / "events.jsonl"
+    path = job_directory(files.directory, last.job) / EVENTS
     ago = duration(max(0.0, files.now - last.began))
     running = files.markers.get(RUNNING, "").strip()
     marker = (f"{files.directory / RUNNING}:1: {running}",) if running == last.job.partition("_")[0] else ()
@@ -145,7 +146,7 @@ def _killed(files: RunFiles) -> Iterator[Cause]:
 
 def _end_of(files: RunFiles) -> str:
     assert files.last is not None
-    path = files.directory / "jobs" / files.last.job / "events.jsonl"
+    path = job_directory(files.directory, files.last.job) / EVENTS
     return f"{path}: {files.last.verdict or 'no end'}: {files.last.reason or 'without a message'}"
 
 

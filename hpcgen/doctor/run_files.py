@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcgen.checkpoints.finding import checkpoint_section
 from hpcgen.checkpoints.run_config import read_run_config, read_trained_config
 from hpcgen.errors import HpcgenError
 from hpcgen.logs.failure import Failure
@@ -23,6 +22,7 @@ from hpcgen.runs.secrets import secrets_of
 from hpcgen.runs.slurm import Accounts, Queue, ask_accounts, ask_queue
 from hpcgen.runs.states import RunState
 from hpcgen.runs.status import status_of, unsettled_jobs
+from hpcgen.slurm.job_files import RUNNING
 from trainer.contract.config import TrainerConfig, from_dict
 from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
@@ -31,7 +31,6 @@ from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.files.shared_files import foreign_link
 from trainer.contract.record import record, replaced
 
-RUNNING = "RUNNING"
 """File with the ID of the job that claimed the directory last (templates/lib/attempts.sh)."""
 MARKERS = (RunDirectory.DONE, RunDirectory.STOPPED, RunDirectory.FAILED, RUNNING)
 MOST_BYTES = 1 << 20
@@ -81,9 +80,7 @@ class RunFiles:
     @property
     def run_directory(self) -> RunDirectory:
         """The same directory, as the trainer names its files."""
-        return RunDirectory(
-            root=self.directory, checkpoints=self.checkpoints, index_cache=self.directory / "index-cache"
-        )
+        return RunDirectory.at(self.directory, save=str(self.checkpoints))
 
 
 def read_run_files(directory: Path, now: float) -> RunFiles:
@@ -106,10 +103,9 @@ def read_run_files(directory: Path, now: float) -> RunFiles:
     except OSError as error:
         raise HpcgenError(f"cannot read {error.filename or directory}: {error.strerror}") from error
     run, no_run = _read_run(directory, now)
-    saved = checkpoint_section(config).get("save")
     return RunFiles(
         directory=directory,
-        checkpoints=Path(saved) if isinstance(saved, str) and saved else directory / "checkpoints",
+        checkpoints=RunDirectory.recorded(directory, config).checkpoints,
         attempts=attempts,
         run=run,
         no_run=no_run,

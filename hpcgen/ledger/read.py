@@ -19,6 +19,7 @@ from hpcgen.runs.latest import Tail
 from hpcgen.runs.metrics_line import Event, number_or_none
 from hpcgen.runs.slurm import Queue, ask_accounts
 from hpcgen.runs.state import SILENT_S, state_of
+from hpcgen.slurm.job_files import SLURM_JOB, job_directory
 from trainer.contract.files.metrics_times import read_note
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.run_directory import RunDirectory
@@ -146,7 +147,7 @@ def _note(directory: Path, history: History) -> Event | None:
 def _accounted_ends(jobs: Sequence[JobAttempt]) -> dict[str, float]:
     """When jobs ended that recorded no end, as far as Slurm's accounting knows."""
     last = {job.job: job for job in jobs}
-    asked = [name for name, job in last.items() if job.ended is None and re.fullmatch(r"\d+(_\d+)?", name)]
+    asked = [name for name, job in last.items() if job.ended is None and SLURM_JOB.fullmatch(name)]
     known = ask_accounts(asked).jobs
     return {name: job.ended for name, job in known.items() if job.ended is not None}
 
@@ -169,7 +170,7 @@ def _facts(directory: Path, job: JobAttempt, price: JobFacts) -> JobFacts:
 
 
 def _machine(directory: Path, job: JobAttempt) -> dict[str, Any]:
-    path = directory / "jobs" / job.job / MACHINE_FILE
+    path = job_directory(directory, job.job) / MACHINE_FILE
     if "/" in job.job or foreign_link(path, directory) is not None:
         return {}
     try:

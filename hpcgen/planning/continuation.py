@@ -225,10 +225,8 @@ def _newest(trainer: TrainerConfig) -> tuple[str, Checkpoint | None]:
 
 def _own(trainer: TrainerConfig) -> tuple[str, Path]:
     """The directory of the run's own checkpoints, and the key that names it."""
-    save = trainer.checkpoint.save
-    return (
-        ("checkpoint.save", Path(save)) if save else ("paths.run_dir", Path(trainer.run_dir, "checkpoints"))
-    )
+    key = "checkpoint.save" if trainer.checkpoint.save else "paths.run_dir"
+    return key, RunDirectory.of(trainer).checkpoints
 
 
 def discarded_training(trainer: TrainerConfig) -> list[Problem]:

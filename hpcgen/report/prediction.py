@@ -13,6 +13,7 @@ from hpcgen.planning.measured_file import measured_in
 from hpcgen.planning.predicted_step import machine_of, predicted_step
 from hpcgen.planning.step_time.result import StepTime
 from hpcgen.report.run import Run
+from hpcgen.slurm.job_files import JOBS
 from trainer.contract.config import TrainerConfig, from_dict
 from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
@@ -58,6 +59,6 @@ def nodes_of(directory: Path) -> dict[str, Any]:
     Raises:
         OSError, ValueError: there is no such file, it cannot be read, or is damaged.
     """
-    newest = max(directory.glob(f"jobs/*/{MACHINE_FILE}"), key=lambda path: path.stat().st_mtime)
+    newest = max(directory.glob(f"{JOBS}/*/{MACHINE_FILE}"), key=lambda path: path.stat().st_mtime)
     found: dict[str, Any] = json.loads(read_text(newest))
     return found

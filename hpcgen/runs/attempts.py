@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from hpcgen.slurm.events import EVENTS
+from hpcgen.slurm.job_files import EVENTS, JOBS
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.shared_files import foreign_link
 from trainer.contract.record import record
@@ -68,7 +68,7 @@ def read_attempts(run_dir: Path, jobs: Path | None = None) -> tuple[JobAttempt, 
     Raises:
         OSError: a directory cannot be read.
     """
-    directory = run_dir / "jobs" if jobs is None else jobs
+    directory = run_dir / JOBS if jobs is None else jobs
     if not directory.is_dir() or foreign_link(directory, run_dir) is not None:
         return ()
     found = [attempt for job_dir in directory.iterdir() for attempt in read_job(job_dir)]

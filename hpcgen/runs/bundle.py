@@ -19,7 +19,7 @@ from hpcgen.runs.attempts import JobAttempt, read_attempts
 from hpcgen.runs.failures import root_failure
 from hpcgen.runs.log_files import attempts_without_events, failure_parts, log_files
 from hpcgen.runs.look import look
-from hpcgen.slurm.events import EVENTS
+from hpcgen.slurm.job_files import EVENTS, NODE_REPORTS, RUNNING
 from hpcgen.version import __version__
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.run_directory import RunDirectory
@@ -40,16 +40,14 @@ _MARKERS = (
     RunDirectory.FAILED,
     RunDirectory.DONE,
     RunDirectory.STOPPED,
-    "RUNNING",
-    "heartbeat",
+    RUNNING,
+    RunDirectory.HEARTBEAT,
     RunDirectory.METRICS,
     RunDirectory.TRAINED_WITH,
 )
 _TEXT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}")
 """Names of files in a bundle. The run and its jobs write no others."""
-_NODE_REPORTS = "nodes-"
-"""Directories with the reports of node checks, in the directory of a job (templates/lib/node-check.sh)."""
-_BINARY = re.compile(r"flight-record-|\.(pt|pkl|pickle|bin|idx|gz|zst|so|sqsh)(\.|$)")
+_BINARY = re.compile(rf"{RunDirectory.FLIGHT_RECORD}|\.(pt|pkl|pickle|bin|idx|gz|zst|so|sqsh)(\.|$)")
 
 
 @record(kw_only=True)
@@ -181,7 +179,7 @@ class _Collector:
         for path in found[:MOST_FILES]:
             below = str(path.relative_to(self._run_dir))
             if path.is_dir():
-                if path.name.startswith(_NODE_REPORTS):
+                if path.name.startswith(NODE_REPORTS):
                     self._add_directory(below)
                 else:
                     self._left_out[below] = "a directory that is not needed"

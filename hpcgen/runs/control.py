@@ -18,6 +18,7 @@ from hpcgen.runs.attempts import JobAttempt, read_attempts, read_job
 from hpcgen.runs.files import require_run_directory, users_of
 from hpcgen.runs.slurm import QueuedJob, ask_cluster, ask_queue
 from hpcgen.runs.state import process_is_gone
+from hpcgen.slurm.job_files import job_directory
 from hpcgen.slurm.run_directory import STOP_FILE, hold
 from hpcgen.text import counted
 from trainer.contract.files.run_directory import RunDirectory, publish
@@ -130,7 +131,7 @@ def ask_to_stop(run_dir: Path, job: str) -> bool:
     Raises:
         HpcgenError: Slurm refuses, the job's program cannot save, or the job's directory is not the user's.
     """
-    if not (run_dir / "jobs" / job).is_dir():
+    if not job_directory(run_dir, job).is_dir():
         cancel([job])
         return False
     _require_saves(run_dir, job)
@@ -157,7 +158,7 @@ def _write(run_dir: Path, job: str, name: str) -> None:
     Raises:
         HpcgenError: it cannot be written, or the directory is not the user's.
     """
-    directory = run_dir / "jobs" / job
+    directory = job_directory(run_dir, job)
     try:
         publish(hold(directory, run_dir) / name, "")
     except OSError as error:
@@ -168,12 +169,12 @@ def _write(run_dir: Path, job: str, name: str) -> None:
 def withdraw(run_dir: Path, job: str) -> None:
     """Forgets the request to stop. Another cluster may have a job with the same number in this run."""
     with contextlib.suppress(OSError):
-        (run_dir / "jobs" / job / HOLD).unlink()
+        (job_directory(run_dir, job) / HOLD).unlink()
 
 
 def last_attempt(run_dir: Path, job: str) -> JobAttempt | None:
     """The attempt of a job that began last. A job of another cluster may have the same number, and more restarts."""
-    return max(read_job(run_dir / "jobs" / job), key=lambda attempt: attempt.began, default=None)
+    return max(read_job(job_directory(run_dir, job)), key=lambda attempt: attempt.began, default=None)
 
 
 def cancel(jobs: Iterable[str]) -> None:
@@ -219,7 +220,7 @@ def _runs_here(attempt: JobAttempt, directory: Path) -> bool:
     if start.get("host") != socket.gethostname() or process_is_gone(start.get("host"), pid):
         return False
     try:
-        require_own((directory / "jobs" / attempt.job).stat(), directory)
+        require_own(job_directory(directory, attempt.job).stat(), directory)
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
         uptime = float(Path("/proc/uptime").read_text().split()[0])
     except OSError:

@@ -16,6 +16,7 @@ from hpcgen.runs.attempts import Event, JobAttempt, read_job
 from hpcgen.runs.failed import failed_text
 from hpcgen.runs.log_files import WINDOW_BYTES, LogFile, failure_parts, log_files
 from hpcgen.runs.secrets import secrets_of
+from hpcgen.slurm.job_files import job_directory
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.files.shared_files import foreign_link
@@ -45,7 +46,7 @@ def root_failure(run_dir: Path, attempt: JobAttempt) -> Failure | None:
     """
     if attempt.verdict in ("done", "stopped") or attempt.reason.startswith(_UNDISTURBED):
         return None
-    later = any(each.restart > attempt.restart for each in read_job(run_dir / "jobs" / attempt.job))
+    later = any(each.restart > attempt.restart for each in read_job(job_directory(run_dir, attempt.job)))
     found = _evidence(log_files(run_dir, attempt), attempt, is_last=not later)
     if attempt.verdict == "requeued":
         # The script asked for it: Slurm's lines about the end of the job are effects.
@@ -76,7 +77,7 @@ def _without_words(run_dir: Path, attempt: JobAttempt, *, is_last: bool) -> list
 
 def _hang(run_dir: Path, attempt: JobAttempt) -> str:
     """Report of the ranks about a hang of this attempt; "" if there is none."""
-    stacks = run_dir / "stacks"
+    stacks = RunDirectory.at(run_dir).stacks
     if foreign_link(stacks, run_dir) is not None:
         return ""
     with contextlib.suppress(OSError):
@@ -96,7 +97,7 @@ def _signal(status: int | None) -> str:
 
 def _stack(run_dir: Path, attempt: JobAttempt, failure: Failure) -> str:
     """Where the rank to look at hung: the stack of its main thread, or that of the first rank that wrote one."""
-    stacks = run_dir / "stacks"
+    stacks = RunDirectory.at(run_dir).stacks
     if failure.kind != "hang" or foreign_link(stacks, run_dir) is not None:
         return ""
     with contextlib.suppress(OSError):

@@ -25,6 +25,7 @@ from hpcgen.runs.program import ProgramProgress, program_progress
 from hpcgen.runs.secrets import secrets_of
 from hpcgen.runs.state import State, process_is_gone, state_of
 from hpcgen.runs.unread import unread_records
+from hpcgen.slurm.job_files import ARRAY_TASK, EXCLUDED, JOBS, job_directory
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.regular_file import read_text
 from trainer.contract.files.run_directory import RunDirectory
@@ -35,14 +36,10 @@ if TYPE_CHECKING:
     from hpcgen.data.status import StageStatus
 
 PROGRAM = next(name for name, row in STAGE_ROWS.items() if row.runs_user_program)
-EXCLUDED = "excluded_nodes"
-"""File with the nodes that jobs of the run avoid: a name and the Unix time until which it is avoided."""
 _EXCLUDED = re.compile(r"([A-Za-z0-9._-]+) ([0-9]{1,12})\b")
 MOST_REASONS = 3
 COUNTED_S = 15.0
 """Seconds for which the count of the data stages' outputs is used: it takes a second for ten thousand."""
-_TASK = re.compile(r"(\d+)_(\d+)")
-"""Name of the directory of an array's task in RUN_DIR/jobs."""
 
 
 @record(kw_only=True)
@@ -165,7 +162,7 @@ class RunReader:
         state, word = _state(directory, latest, now)
         attempts = _attempts(jobs)
         arrays = tuple(filter(None, (self._array(array, found) for array, found in tasks.items())))
-        newest = [directory / "jobs" / task for found in reversed(tasks.values()) for task in found[:1]]
+        newest = [job_directory(directory, task) for found in reversed(tasks.values()) for task in found[:1]]
         if self._counts_outputs and now - self._counted >= COUNTED_S:
             self._data, self._counted = _data_stages((*newest, *jobs), now), now
         return RunFiles(
@@ -192,7 +189,7 @@ class RunReader:
 
     def _array(self, array: int, tasks: Sequence[str]) -> ArrayFiles | None:
         """The records of the tasks of an array; None if none has started."""
-        jobs = self._directory / "jobs"
+        jobs = self._directory / JOBS
         first = next((attempt for task in tasks for attempt in read_job(jobs / task)), None)
         if first is None:
             return None
@@ -218,7 +215,7 @@ class RunReader:
 def users_of(directory: Path) -> set[int]:
     """User IDs of those whose jobs may belong to a run: the owners of its directory and of its jobs, and this user."""
     jobs, arrays = _job_directories(directory)
-    newest = [directory / "jobs" / tasks[0] for tasks in arrays.values()]
+    newest = [job_directory(directory, tasks[0]) for tasks in arrays.values()]
     return {os.geteuid(), *_owners((directory, *jobs, *newest))}
 
 
@@ -247,7 +244,7 @@ def require_run_directory(directory: Path) -> None:
 
 def _job_directories(directory: Path) -> tuple[list[Path], dict[int, list[str]]]:
     """The directories of jobs, and the names of those of the tasks of each array, the oldest array first."""
-    jobs = directory / "jobs"
+    jobs = directory / JOBS
     if foreign_link(jobs, directory) is not None:
         return [], {}
     try:
@@ -257,7 +254,7 @@ def _job_directories(directory: Path) -> tuple[list[Path], dict[int, list[str]]]
     found: dict[int, list[str]] = {}
     others = []
     for name in names:
-        if match := _TASK.fullmatch(name):
+        if match := ARRAY_TASK.fullmatch(name):
             found.setdefault(int(match[1]), []).append(name)
         else:
             others.append(jobs / name)
@@ -317,9 +314,7 @@ def _data_stages(jobs: Iterable[Path], now: float) -> tuple[tuple[StageStatus, .
 
 
 def _checkpoints(directory: Path, config: dict[str, Any]) -> SavedCheckpoints | None:
-    section = config.get("checkpoint")
-    saved = section.get("save") if isinstance(section, dict) else None
-    path = Path(saved) if isinstance(saved, str) and saved else directory / "checkpoints"
+    path = RunDirectory.recorded(directory, config).checkpoints
     try:
         found = checkpoint_files.list_paths(path)
     except OSError:

@@ -9,17 +9,17 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from hpcgen.slurm.job_files import JOBS, RUNNING, SLURM_JOB
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.record import record
 
-JOBS = "jobs"
 MANIFEST = "manifest.jsonl"
 """File of a corpus, which has no runs in it but may have thousands of files."""
-_MARKS = {RunDirectory.METRICS, RunDirectory.TRAINED_WITH, "RUNNING"}
+_MARKS = {RunDirectory.METRICS, RunDirectory.TRAINED_WITH, RUNNING}
 """Files that only a run directory has."""
 _MOST_NODES = 100_000
 """Others may have written a list of nodes that stands for more."""
-_JOB = re.compile(r"\d+(_\d+)?|local-\w+")
+_JOB = re.compile(rf"{SLURM_JOB.pattern}|local-\w+")
 
 
 @record(kw_only=True)

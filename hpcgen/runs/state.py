@@ -50,8 +50,9 @@ def _state_of(directory: Path, latest: Latest, now: float) -> tuple[State, str]:
         with contextlib.suppress(OSError):
             text = read_text(directory / marker, errors="replace").strip()
             return state, text if state == "failed" else _why_done(text) if state == "done" else ""
-    if _has_hung(directory / "stacks", latest):
-        return "hung", _hang(directory / "stacks", latest.start.get("world_size"))
+    stacks = RunDirectory.at(directory).stacks
+    if _has_hung(stacks, latest):
+        return "hung", _hang(stacks, latest.start.get("world_size"))
     beat = _heartbeat(directory)
     times = [latest.last_time, number_or_none(beat.get("time"))]
     last = max((time for time in times if time is not None), default=None)
@@ -113,7 +114,7 @@ def process_is_gone(host: object, pid: object) -> bool:
 def _heartbeat(directory: Path) -> dict[str, Any]:
     """Last heartbeat of rank 0; empty if there is none."""
     try:
-        beat = json.loads(read_text(directory / "heartbeat"))
+        beat = json.loads(read_text(directory / RunDirectory.HEARTBEAT))
     except (OSError, ValueError):
         return {}
     return beat if isinstance(beat, dict) else {}

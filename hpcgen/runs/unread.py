@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from hpcgen.runs.attempts import JobAttempt, read_job
-from hpcgen.slurm.events import EVENTS
+from hpcgen.slurm.job_files import ARRAY_TASK, EVENTS, JOBS
 from trainer.contract.files.checkpoint_files import list_paths
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.files.shared_files import refuse_foreign_link
-
-_TASK = re.compile(r"\d+_\d+")
 
 
 def unread_records(directory: Path, attempts: Iterable[JobAttempt] = ()) -> tuple[str, ...]:
@@ -24,7 +21,7 @@ def unread_records(directory: Path, attempts: Iterable[JobAttempt] = ()) -> tupl
     Tasks of arrays, of which there may be ten thousand, are not looked at.
     """
     known = {attempt.job for attempt in attempts}
-    jobs = directory / "jobs"
+    jobs = directory / JOBS
     found = [_metrics_problem(directory)]
     try:
         refuse_foreign_link(jobs, directory)
@@ -35,7 +32,7 @@ def unread_records(directory: Path, attempts: Iterable[JobAttempt] = ()) -> tupl
         names = []
         found.append(f"{jobs} cannot be read ({error.strerror}): the jobs of the run are not shown")
     found += (
-        _events_problem(jobs / name) for name in names if name not in known and not _TASK.fullmatch(name)
+        _events_problem(jobs / name) for name in names if name not in known and not ARRAY_TASK.fullmatch(name)
     )
     return tuple(filter(None, found))
 
@@ -64,7 +61,7 @@ def _metrics_problem(directory: Path) -> str:
 def _has_trained(directory: Path) -> bool:
     try:
         return os.access(directory / RunDirectory.LAST_STEP, os.F_OK) or bool(
-            list_paths(directory / "checkpoints")
+            list_paths(RunDirectory.at(directory).checkpoints)
         )
     except OSError:
         return False

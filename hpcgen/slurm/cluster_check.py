@@ -13,6 +13,7 @@ from hpcgen.config.node_type import NodeType
 from hpcgen.config.profiles import Profile
 from hpcgen.errors import JobFailed
 from hpcgen.run_plan.plan import Plan
+from hpcgen.slurm.job_files import job_directory
 from hpcgen.text import harmless
 from trainer.contract.record import record
 
@@ -63,7 +64,7 @@ def read_measured(plan: Plan, job_id: str) -> Measured:
         JobFailed: it has none. The message contains the end of the log.
     """
     run_dir = Path(plan.config.paths.run_dir)
-    result = run_dir / "jobs" / job_id / f"{STAGE}.json"
+    result = job_directory(run_dir, job_id) / f"{STAGE}.json"
     deadline = time.monotonic() + RESULT_DELAY_S
     while not result.exists() and time.monotonic() < deadline:
         time.sleep(0.5)

@@ -12,10 +12,8 @@ from pathlib import Path
 
 from hpcgen.errors import JobFailed, JobStopped
 from hpcgen.redaction import redact
+from hpcgen.slurm.job_files import EVENTS
 from trainer.contract.files.run_directory import open_nofollow
-
-EVENTS = "events.jsonl"
-"""Name of the file with the events of a job, in RUN_DIR/jobs/JOB."""
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.files import ACCESS, make_directory, shared_as
+from hpcgen.slurm.job_files import JOBS
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.shared_files import refuse_foreign_link, require_own
 
@@ -64,7 +65,7 @@ def make_job_directory(plan: Plan, prefix: str) -> tuple[Path, Path]:
         HpcgenError: another user placed a link, or it cannot be created.
     """
     run_dir = Path(plan.config.paths.run_dir)
-    jobs = run_dir / "jobs"
+    jobs = run_dir / JOBS
     try:
         if plan.config.share == "private":
             jobs.mkdir(exist_ok=True)

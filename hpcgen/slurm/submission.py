@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcgen.config.shown import is_private
+from hpcgen.slurm.job_files import ARRAY_TASK, JOBS, job_directory
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.shared_files import foreign_link, require_own
 from trainer.contract.record import record
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hpcgen.run_plan.stage import StagePlan
 
 SUBMISSION = "submission.json"
-"""Name of the file in RUN_DIR/jobs/JOB."""
+"""Name of the file in the directory of a job."""
 _MOST_BYTES = 1 << 20
 
 
@@ -66,7 +67,7 @@ def read_submission(run_dir: Path, job: str) -> Submission | None:
     Raises:
         PermissionError: others made it or can write to it. It could name their code.
     """
-    path = run_dir / "jobs" / job / SUBMISSION
+    path = job_directory(run_dir, job) / SUBMISSION
     try:
         with open_regular(path) as file:
             require_own(os.fstat(file.fileno()), path)
@@ -90,7 +91,7 @@ def read_submission(run_dir: Path, job: str) -> Submission | None:
 
 def secret_names(run_dir: Path) -> frozenset[str]:
     """Names of the variables that are secrets, as all jobs of a run recorded them, whoever submitted the jobs."""
-    jobs = run_dir / "jobs"
+    jobs = run_dir / JOBS
     names: set[str] = set()
     if foreign_link(jobs, run_dir) is None:
         for job in _job_names(jobs):
@@ -101,7 +102,7 @@ def secret_names(run_dir: Path) -> frozenset[str]:
 def _job_names(jobs: Path) -> list[str]:
     """Names of the directories of jobs. Tasks of arrays, of which there may be ten thousand, have no record."""
     try:
-        return [name for name in os.listdir(jobs) if "_" not in name]  # noqa: PTH208
+        return [name for name in os.listdir(jobs) if not ARRAY_TASK.fullmatch(name)]  # noqa: PTH208
     except OSError:
         return []
 

@@ -14,6 +14,7 @@ from hpcgen.run_plan.trials import STAGE as STAGE
 from hpcgen.run_plan.trials import Candidate
 from hpcgen.slurm import sbatch
 from hpcgen.slurm.cluster_check import RESULT_DELAY_S, end_of
+from hpcgen.slurm.job_files import job_directory
 from trainer.contract.config import ConfigError, from_dict
 from trainer.contract.files.regular_file import read_text
 from trainer.contract.trials import DIRECTORY, TrialResult, result_path
@@ -91,7 +92,7 @@ def end_of_log(plan: Plan) -> str:
 
 def logs(plan: Plan) -> Path:
     """The directory with the logs of the trials of the last job."""
-    return Path(plan.config.paths.run_dir) / "jobs" / _last_job(plan)
+    return job_directory(Path(plan.config.paths.run_dir), _last_job(plan))
 
 
 def calibration(plan: Plan) -> Path | None:

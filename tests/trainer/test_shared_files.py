@@ -69,7 +69,7 @@ def test_every_directory_of_a_run_is_checked(tmp_path: Path) -> None:
     files = set(names_of_files.split())
     run_dir = RunDirectory(tmp_path, tmp_path / "checkpoints", tmp_path / "index-cache")
     names = {value.name for name in dir(run_dir) if isinstance(value := getattr(run_dir, name), Path)}
-    assert names - {tmp_path.name} == files | {*DIRECTORIES} - {"evaluation"}
+    assert names - {tmp_path.name} == files | {*DIRECTORIES}
 
 
 @pytest.mark.process

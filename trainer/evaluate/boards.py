@@ -25,7 +25,7 @@ job next to the files of training would end the curves."""
 def draw(config: EvaluationConfig, result: EvaluationResult, log: Log) -> None:
     """Draw a new result, whose file is written. An error only results in a line in the log."""
     run_dir = Path(config.run_dir)
-    run = RunDirectory(root=run_dir, checkpoints=run_dir / "checkpoints", index_cache=run_dir / "index-cache")
+    run = RunDirectory.at(run_dir)
     try:
         if config.tensorboard:
             refuse_foreign_link(run.tensorboard / TENSORBOARD_RUN, run_dir)

@@ -81,10 +81,10 @@ def _directory_of_checkpoints(path: Path) -> Path:
     if checkpoint_files.list_paths(path):
         return path
     try:
-        saved = json.loads(read_bytes(path / RunDirectory.TRAINED_WITH))["checkpoint"]["save"]
-    except (OSError, ValueError, KeyError, TypeError):
-        saved = None
-    return Path(saved) if isinstance(saved, str) else path / "checkpoints"
+        config = json.loads(read_bytes(path / RunDirectory.TRAINED_WITH))
+    except (OSError, ValueError):
+        config = None
+    return RunDirectory.recorded(path, config).checkpoints
 
 
 def _what_it_has(directory: Path) -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
+from trainer.contract.files.run_directory import RunDirectory
+
 
 def complete_checkpoints(
     context: click.Context, parameter: click.Parameter, incomplete: str
@@ -17,7 +19,7 @@ def complete_checkpoints(
     found = [
         str(path)
         for parent in parents
-        for directory in (parent, parent / "checkpoints")
+        for directory in (parent, parent / RunDirectory.CHECKPOINTS)
         for path in sorted(directory.glob("iter_*"))
         if path.is_dir() and str(path).startswith(incomplete.removesuffix("/"))
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar
 
 from trainer.contract.config import TrainerConfig
+from trainer.contract.evaluation import DIRECTORY as EVALUATION
 from trainer.contract.files.regular_file import opener
 from trainer.contract.files.shared_files import refuse_foreign_link
 from trainer.contract.files.system_calls import sync_path
@@ -24,6 +25,8 @@ class RunDirectory:
     STOPPED: ClassVar[str] = "STOPPED"
     FAILED: ClassVar[str] = "FAILED"
     LAST_STEP: ClassVar[str] = "last-step.json"
+    HEARTBEAT: ClassVar[str] = "heartbeat"
+    CHECKPOINTS: ClassVar[str] = "checkpoints"
     """Names in `root`, which hpcgen reads too."""
     PROMETHEUS: ClassVar[str] = "metrics.prom"
 
@@ -34,12 +37,30 @@ class RunDirectory:
     @classmethod
     def of(cls, config: TrainerConfig) -> RunDirectory:
         """The directory that the configuration names. Creates nothing."""
-        root = Path(config.run_dir)
+        return cls.at(Path(config.run_dir), save=config.checkpoint.save, cache_dir=config.data.cache_dir)
+
+    @classmethod
+    def at(cls, root: Path, *, save: str | None = None, cache_dir: str | None = None) -> RunDirectory:
+        """The directory `root`. `save` and `cache_dir`: see `checkpoint.save` and `data.cache_dir`."""
         return cls(
             root=root,
-            checkpoints=Path(config.checkpoint.save or root / "checkpoints"),
-            index_cache=Path(config.data.cache_dir or root / "index-cache"),
+            checkpoints=Path(save or root / cls.CHECKPOINTS),
+            index_cache=Path(cache_dir or root / "index-cache"),
         )
+
+    @classmethod
+    def recorded(cls, root: Path, config: object) -> RunDirectory:
+        """The directory `root` with the checkpoints where `config` saves them: a recorded configuration, which nobody
+        has validated."""
+        section = config.get("checkpoint") if isinstance(config, dict) else None
+        saved = section.get("save") if isinstance(section, dict) else None
+        return cls.at(root, save=saved if isinstance(saved, str) else None)
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """All directories that the trainer makes."""
+        of_training = (self.checkpoints, self.stacks, self.tensorboard, self.profile, self.code)
+        return (*of_training, self.evaluation, self.index_cache)
 
     @property
     def metrics(self) -> Path:
@@ -66,7 +87,7 @@ class RunDirectory:
     @property
     def heartbeat(self) -> Path:
         """JSON file with time and phase of rank 0's last progress."""
-        return self.root / "heartbeat"
+        return self.root / self.HEARTBEAT
 
     FLIGHT_RECORD: ClassVar[str] = "flight-record-"
     """Prefix of the names of flight records in `stacks`; the rank follows."""
@@ -92,6 +113,11 @@ class RunDirectory:
     def code(self) -> Path:
         """Copies of the users' code files that were used in training; each name begins with the file's SHA-256."""
         return self.root / "code"
+
+    @property
+    def evaluation(self) -> Path:
+        """Results of evaluations, a file for each checkpoint."""
+        return self.root / EVALUATION
 
     @property
     def wandb_id(self) -> Path:
@@ -123,8 +149,7 @@ class RunDirectory:
         Raises:
             OSError: ELOOP, with the link as its file name.
         """
-        directories = (self.tensorboard, self.stacks, self.profile, self.code, self.root / "evaluation")
-        for path in (self.checkpoints, self.index_cache, *directories):
+        for path in self.directories:
             if path.is_relative_to(self.root):
                 refuse_foreign_link(path, self.root)
 
