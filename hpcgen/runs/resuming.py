@@ -9,7 +9,8 @@ from hpcgen.errors import HpcgenError
 from hpcgen.runs.attempts import read_attempts
 from hpcgen.runs.control import LOCAL, RunJobs
 from hpcgen.runs.failed import failed_text
-from hpcgen.slurm.submission import Submission, read_submission
+from hpcgen.runs.submissions import read_submission
+from hpcgen.slurm.submission import Submission
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.files.shared_files import foreign_link
 from trainer.contract.record import record

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from hpcgen.redaction import secret_values
-from hpcgen.slurm.submission import secret_names
+from hpcgen.runs.submissions import secret_names
 
 
 def secrets_of(run_dir: Path) -> tuple[str, ...]:
