@@ -6,6 +6,7 @@ tests/trainer/test_exchange.py trains from such checkpoints.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -153,6 +154,19 @@ def test_a_model_is_carried_in_their_arguments(model: dict[str, Any], args: dict
     assert changes_of({"model": there.sections["model"]}, config) == ()
     resolved = hyperparameters.sections(config)["model"]
     assert {name: there.sections["model"][name] for name in model} == {name: resolved[name] for name in model}
+
+
+def test_each_key_of_a_model_is_an_argument_or_documented() -> None:
+    """With a key that pretrain_gpt.py does not get, it would silently compute another model."""
+    model = MLA | {"num_moe_experts": 8, "window_size": 8}
+    document = gpt_config("/corpus", Path("/run"))
+    document["model"] |= model
+    config = resolve(configuration.from_dict(TrainerConfig, document, "test"))
+    args = vars(megatron_lm.common_state(config, 5, 20)["args"])
+    other_names = {"num_moe_experts": "num_experts", "activation_func": "squared_relu"}
+    exchange = Path("docs/exchange.md").read_text(encoding="utf-8")
+    for field in dataclasses.fields(ModelConfig):
+        assert other_names.get(field.name, field.name) in args or re.search(rf"\b{field.name}\b", exchange)
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,10 @@ from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
 from trainer.contract.config.resolve import resolve
 from trainer.contract.files import checkpoint_files
+from trainer.data.microbatch import OWN_POSITIONS
 from trainer.data.own import MapSamples, Position, Provider, Refused, StreamSamples, open_samples
 from trainer.data.own_run import NEW, Saved, open_own
-from trainer.data.own_samples import OWN_POSITIONS, Form
+from trainer.data.own_samples import Form
 from trainer.data.progress import fresh
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("code_of_this_test")]

@@ -92,6 +92,7 @@ def sharded_optimizer(
     if (parts := _sliceable(state, metadata["distrib_optim_sharding_type"])) is not None:
         by_layer = state.is_partly_frozen
         return {"optimizer": optimizer_state.sharded_optimizer(parts, weights, average, by_layer=by_layer)}
+    assert average is None  # Core's own code would leave it out
     content = state.optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata)
     return {"optimizer": content}
 

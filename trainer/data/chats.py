@@ -27,6 +27,7 @@ from trainer.contract.resuming.sampling import Documents, Order, Packing, Stream
 from trainer.contract.wording import counted
 from trainer.data.index_files import Index, LogLine, complete
 from trainer.data.kind import Kind, Source, core_split
+from trainer.data.microbatch import IS_FIRST, PADDING
 from trainer.packing.samples import Counts, pack_chats
 
 FILES = ("chats.npy", "bins.npy", "counts.npy")
@@ -162,9 +163,9 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
             rows[3, first] = 1
         if end < length:
             rows[3, end] = 1
-        names = ("tokens", "labels", "loss_mask", "is_first")
+        names = ("tokens", "labels", "loss_mask", IS_FIRST)
         sample = dict(zip(names, torch.from_numpy(rows), strict=True))
-        return {**sample, "padding": torch.tensor(length - end)}
+        return {**sample, PADDING: torch.tensor(length - end)}
 
     def chats(self, number: int) -> Iterator[tuple[int, int]]:
         """Yields the chats of a sample: the document in the pair, and its number of tokens."""

@@ -23,9 +23,9 @@ from trainer.contract.config import BlendConfig, TrainerConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.model.batch_size import Batch
 from trainer.data import documents
-from trainer.data.microbatch import MicroBatch
+from trainer.data.microbatch import IS_FIRST, OWN_POSITIONS, PADDING, MicroBatch
 from trainer.data.own import Refused, StreamReader, StreamSamples
-from trainer.data.own_samples import OWN_POSITIONS, SampleError
+from trainer.data.own_samples import SampleError
 from trainer.distributed.sequence import zigzag_positions
 from trainer.model import experts
 
@@ -255,11 +255,11 @@ def _packed(
     if OWN_POSITIONS in samples[0]:
         fields = torch.cat([fields, torch.stack([sample[OWN_POSITIONS] for sample in samples])[None]])
     boundaries = padding = None
-    if data.sft:
-        is_first = torch.stack([sample["is_first"] for sample in samples]).bool()
+    if IS_FIRST in samples[0]:
+        is_first = torch.stack([sample[IS_FIRST] for sample in samples]).bool()
         fields = torch.cat([fields, documents.positions(is_first)[None]])
         boundaries = documents.boundaries(is_first)
-        padding = tuple(int(sample["padding"]) for sample in samples)
+        padding = tuple(int(sample[PADDING]) for sample in samples)
     elif data.needs_eod:
         assert data.eod_id is not None
         is_first = documents.first_tokens(fields[0], data.eod_id)

@@ -1,4 +1,4 @@
-"""One microbatch of a rank.
+"""One microbatch of a rank, and the names of what samples have besides tokens, labels and loss_mask.
 
 Shapes: b microbatch, s tokens of the sequence on this context-parallel rank.
 """
@@ -8,6 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+
+IS_FIRST, PADDING = "is_first", "padding"
+"""Fields of samples that consist of complete documents: for each token, whether it begins a document [s]; and the
+number of tokens at the end that belong to none []. The padding counts as a document."""
+
+OWN_POSITIONS = "own_positions"
+"""Field of the position_ids of samples from data.dataset. Megatron-Core's samples have position_ids that are not
+read."""
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,9 @@ import numpy
 import torch
 
 from trainer.contract.config import TrainerConfig
+from trainer.data.microbatch import OWN_POSITIONS
 
 NAMES = ("tokens", "labels", "loss_mask", "position_ids")
-
-
-OWN_POSITIONS = "own_positions"
-"""Name of the position_ids in checked samples. Megatron-Core's samples have position_ids that are not read."""
 
 
 class SampleError(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from trainer.contract.config import TrainerConfig
+from trainer.data.microbatch import IS_FIRST, PADDING
 
 
 class RandomSamples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -22,5 +23,5 @@ class RandomSamples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         sample = {"tokens": text[:-1], "labels": text[1:], "loss_mask": torch.ones(self._length)}
         if self._is_chat:
             is_first = torch.arange(self._length) == 0
-            sample |= {"is_first": is_first, "padding": torch.tensor(0)}
+            sample |= {IS_FIRST: is_first, PADDING: torch.tensor(0)}
         return sample
