@@ -7,10 +7,10 @@ import pytest
 from tests.planning.cases import MLA, MTP, PP, RAMPUP, ROPE, SP, TP, VPP, broken, errors
 from trainer.contract.rules import (
     cuda_graphs,
-    freezing,
     losses,
     multi_token,
     parallelism,
+    parameter_patterns,
     precision,
     recompute,
     schedule,
@@ -30,22 +30,22 @@ REFUSED = {
     "a frozen pattern without a match": (
         {FREEZE: ("embedding.*", "layers.0.*")},
         "training.freeze",
-        freezing.frozen_patterns_match,
+        parameter_patterns.frozen_patterns_match,
     ),
     "nothing to train": (
         {FREEZE: ("*.weight", "*.bias", "*layer_norm_*")},
         "training.freeze",
-        freezing.frozen_patterns_match,
+        parameter_patterns.frozen_patterns_match,
     ),
     "some experts of a layer are frozen": (
         ROPE | EXPERTS | {FREEZE: ("*.experts.local_experts.0.*", "*.linear_fc?.weight0")},
         "training.freeze",
-        freezing.experts_are_frozen_together,
+        parameter_patterns.experts_are_frozen_together,
     ),
     "frozen layers in graphs": (
         GRAPHS | {FREEZE: ("embedding.*",)},
         "training.cuda_graph_impl",
-        freezing.frozen_layers_need_no_cuda_graphs,
+        parameter_patterns.frozen_layers_need_no_cuda_graphs,
     ),
     "MTP in uniform groups": (
         MTP | FULL | {"training__recompute_method": "uniform", "training__recompute_num_layers": 2},

@@ -65,7 +65,8 @@ class Kind(ABC):
         """The samples of an order, with `index_split` and `unique_identifiers` as Core's datasets.
 
         A sample is a dictionary of tensors [s]: tokens, labels and loss_mask, and of a kind that fills samples with
-        complete documents IS_FIRST and PADDING (`trainer.data.microbatch`). With `unread`, no index file is read, and only the two attributes can be used.
+        complete documents IS_FIRST and PADDING (`trainer.data.microbatch`). With `unread`, no
+        index file is read, and only the two attributes can be used.
         """
 
     @abstractmethod

@@ -34,7 +34,6 @@ from trainer.contract.rules import (
     evaluation,
     experts,
     forward,
-    freezing,
     latent_attention,
     logging,
     lora,
@@ -43,6 +42,7 @@ from trainer.contract.rules import (
     multi_token,
     optimizer,
     parallelism,
+    parameter_patterns,
     precision,
     recompute,
     schedule,
@@ -77,7 +77,7 @@ MODULES: tuple[RuleModule, ...] = (
     chats,
     data_stages,
     precision,
-    freezing,
+    parameter_patterns,
     cuda_graphs,
     checkpoint,
     lora,
@@ -132,7 +132,7 @@ SAMPLES: tuple[Rule, ...] = (*data.RULES, *chats.OF_SAMPLES, *data_stages.RULES,
 """Rules for reading the samples of a run, which do not depend on its ranks."""
 
 TRAINING: tuple[Rule, ...] = (
-    *(rule for rule in ERRORS if rule is not optimizer.groups_match_parameters),
+    *(rule for rule in ERRORS if rule is not parameter_patterns.groups_match_parameters),
     *WITHOUT_TOKENIZER,
 )
 """Rules for training. The trainer compares parameter groups with the parameters of the real model instead."""

@@ -1,16 +1,13 @@
-"""Rules for the optimizer: its learning rate and its parameter groups."""
+"""Rules for the optimizer: its learning rate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainer.contract.config.optimizer import group_index
-from trainer.contract.model.frozen import is_frozen
 from trainer.contract.model.model_size import layers_parameter_count
 from trainer.contract.optimizers import optimizer_of
 from trainer.contract.problem import Problem
 from trainer.contract.rules.facts import Facts, Rule
-from trainer.contract.rules.parameter_patterns import listed, name_variants
 
 FAR_ABOVE = 10
 """Multiple of the published rate that causes a warning. It is beyond any sweep, and typical of a wrong exponent."""
@@ -41,28 +38,6 @@ def rate_is_usual(facts: Facts) -> Iterator[Problem]:
         )
 
 
-def groups_match_parameters(facts: Facts) -> Iterator[Problem]:
-    """Each group matches a trained parameter that no earlier group matches (trainer/optimizer/parameter_groups.py)."""
-    groups = facts.optimizer.parameter_groups
-    if not groups or not (
-        variants := name_variants(facts)
-    ):  # of absurd models, the names would fill the memory
-        return
-    matched = {
-        group_index(name, groups)
-        for names in variants
-        for name in names
-        if not is_frozen(name, facts.training.freeze)
-    }
-    missed = [group.match for index, group in enumerate(groups) if index not in matched]
-    if missed:
-        yield Problem(
-            path="optimizer.parameter_groups",
-            reason=f"contains {', '.join(map(repr, missed))}, which matches no parameter that is trained, outside "
-            f"earlier groups. {listed(variants[-1])}",
-        )
-
-
 def _usual(facts: Facts) -> float:
     return optimizer_of(facts.optimizer).usual_lr(layers_parameter_count(facts.resolved_model))
 
@@ -72,7 +47,7 @@ def _is_scaled(facts: Facts) -> bool:
     return optimizer.lr_schedule is not None or any(g.lr_mult < 1 for g in optimizer.parameter_groups)
 
 
-RULES: tuple[Rule, ...] = (rate_is_possible, groups_match_parameters)
+RULES: tuple[Rule, ...] = (rate_is_possible,)
 
 WARNINGS: tuple[Rule, ...] = (rate_is_usual,)
 
