@@ -15,7 +15,7 @@ import click
 from hpcgen import api
 from hpcgen.cli.options import read_absolute, short_path, warn
 from hpcgen.cli.progress import shown_progress
-from hpcgen.cli.terminal import new_table, print_table
+from hpcgen.cli.terminal import new_table, print_table, spinner
 from hpcgen.errors import HpcgenError, JobStopped
 from hpcgen.report.words import count_in_short, figure
 from hpcgen.runs.slurm import Queue, ask_queue
@@ -61,20 +61,24 @@ def run_sweep(
     warn(dict.fromkeys(warning for point in unfinished(sweep) for warning in point.plan.warnings))
     if dry_run:
         require_all(unfinished(sweep), lambda point: api.require_submittable(point.plan, launcher))
-        for point in sweep.points:
-            for stage in point.plan.stages:
-                api.render(point.plan, stage, templates)
+        with spinner() as show:
+            for number, point in enumerate(sweep.points, 1):
+                show(f"checking the script of point {number} of {len(sweep.points)}")
+                for stage in point.plan.stages:
+                    api.render(point.plan, stage, templates)
         _show_states(sweep, launcher, as_json=as_json)
         return
     _submit(sweep, launcher, templates, max_running=max_running, retry=retry, as_json=as_json)
 
 
 def _planned(config: Path, overrides: Sequence[str], file: Path | None, *, paired: bool) -> Sweep:
-    if file is None:
-        return plan_sweep(config, *points_of(overrides, paired=paired))
-    if paired:
+    if file is not None and paired:
         raise HpcgenError("--zip and --points exclude each other", "use only one of them")
-    return plan_sweep(config, overrides, read_points(file))
+    shared, points = points_of(overrides, paired=paired) if file is None else (overrides, read_points(file))
+    with spinner() as show:
+        return plan_sweep(
+            config, shared, points, lambda number: show(f"planning point {number} of {len(points)}")
+        )
 
 
 def _earlier(config: Path, overrides: Sequence[str]) -> dict[str, Path]:

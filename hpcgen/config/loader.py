@@ -18,7 +18,7 @@ from hpcgen.config.fields import ProfileName, constraint_problems
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.overrides import override
 from hpcgen.config.presets import PRESETS, Preset, unknown_preset
-from hpcgen.config.profiles import read_profile
+from hpcgen.config.profiles import Profile, read_profile
 from hpcgen.config.run import OMITTED_SECTIONS, TRAINER_SECTIONS, RunConfig
 from hpcgen.config.validation import build, located
 from hpcgen.errors import ConfigErrors, FileErrors, HpcgenError, Problem, file_of
@@ -99,6 +99,38 @@ class Run:
         return ()
 
 
+class RunFile:
+    """A run file that is loaded with several sets of overrides. It and each cluster profile are read only once."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Reads the file.
+
+        Raises:
+            HpcgenError: it does not exist or cannot be read.
+        """
+        self.path = Path(path)
+        if not self.path.exists():
+            hint = "write a run file with hpcgen init, or name another with -c"
+            raise HpcgenError("no such file", hint, where=self.path)
+        self._text = documents.read_text(self.path)
+        self._document: Document | None = None
+        self._profiles: dict[str, Profile] = {}
+
+    def load(self, overrides: Sequence[str] = ()) -> Run:
+        """Loads the run file and the files that it refers to. `overrides` are assignments such as "a.b=c".
+
+        Raises:
+            FileErrors: the files or overrides have mistakes in keys and values. Lists all of them.
+        """
+        try:
+            self._document = self._document or documents.parse(self._text, str(self.path))
+            run = _loaded(self._document, self.path.absolute().parent, overrides, self._profiles)
+        except FileErrors as error:
+            raise FileErrors(_with_headings(error.mistakes, str(self.path), self._text)) from None
+        digest = hashlib.sha256(self._text.encode()).hexdigest()
+        return dataclasses.replace(run, file=self.path.absolute(), sha256=digest, overrides=tuple(overrides))
+
+
 def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     """Loads a run file and the files that it refers to. `overrides` are assignments such as "a.b=c".
 
@@ -106,18 +138,7 @@ def load_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
         FileErrors: the files or overrides have mistakes in keys and values. Lists all of them.
         HpcgenError: the run file cannot be read.
     """
-    path = Path(path)
-    if not path.exists():
-        raise HpcgenError(
-            "no such file", "write a run file with hpcgen init, or name another with -c", where=path
-        )
-    text = documents.read_text(path)
-    try:
-        run = load_document(documents.parse(text, str(path)), path.absolute().parent, overrides)
-    except FileErrors as error:
-        raise FileErrors(_with_headings(error.mistakes, str(path), text)) from None
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return dataclasses.replace(run, file=path.absolute(), sha256=digest, overrides=tuple(overrides))
+    return RunFile(path).load(overrides)
 
 
 def _with_headings(mistakes: Sequence[Problem], file: str, text: str) -> list[Problem]:
@@ -150,6 +171,13 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
     Raises:
         FileErrors, HpcgenError: see `load_run`.
     """
+    return _loaded(document, directory, overrides, {})
+
+
+def _loaded(
+    document: Document, directory: Path, overrides: Sequence[str], profiles: dict[str, Profile]
+) -> Run:
+    """See `load_document`. `profiles` are those that were read before, by name; new ones are added."""
     require_version(document)
     if "cluster" not in document.values:
         document = documents.merge(part(read_defaults(), {"cluster": "cluster"}), document)
@@ -179,7 +207,8 @@ def load_document(document: Document, directory: Path, overrides: Sequence[str] 
         constraint_problems(ProfileName, name)
     ):  # `build` reports other values
         try:
-            profile = read_profile(name, directory, document)
+            profile = profiles[name] if name in profiles else read_profile(name, directory, document)
+            profiles[name] = profile
         except ConfigErrors as error:
             mistakes += error.mistakes
     if mistakes:

@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcgen.config.loader import Run, load_run, with_values
+from hpcgen.config.loader import Run, RunFile, with_values
 from hpcgen.config.overrides import override
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import ConfigErrors, FileErrors, HpcgenError, Problem
+from hpcgen.planning.paths import absolute_paths
 from hpcgen.planning.trials import code_hashes
 from hpcgen.run_plan.plan import Plan, main_stage, plan
+from hpcgen.run_plan.training import plan_training
 from hpcgen.stages.run import RUN
 from hpcgen.stages.train import TRAIN
 from hpcgen.sweeps.assignments import Assignments, point_names
 from hpcgen.text import few
+from trainer.contract.config import TrainerConfig
 from trainer.contract.resuming.hyperparameters import FREE, sections
 from trainer.contract.trials import trial_key
 
@@ -62,8 +65,13 @@ class Sweep:
         }
 
 
-def plan_sweep(file: str | Path, shared: Sequence[str], points: Sequence[Assignments]) -> Sweep:
-    """Plans all points. `shared` are assignments that all points have.
+def plan_sweep(
+    file: str | Path,
+    shared: Sequence[str],
+    points: Sequence[Assignments],
+    on_point: Callable[[int], None] = lambda number: None,
+) -> Sweep:
+    """Plans all points. `shared` are assignments that all points have. `on_point` gets the number of each, from 1.
 
     Raises:
         FileErrors, ConfigErrors: points have mistakes. Lists all of them, with the points that have them.
@@ -75,9 +83,11 @@ def plan_sweep(file: str | Path, shared: Sequence[str], points: Sequence[Assignm
         f"{name} ({' '.join(each)})" if names.count(name) > 1 else name
         for name, each in zip(names, points, strict=True)
     ]
-    for name, label, assignments in zip(names, labels, points, strict=True):
+    run_file = RunFile(file)
+    for number, (name, label, assignments) in enumerate(zip(names, labels, points, strict=True), 1):
+        on_point(number)
         try:
-            planned.append(_point(Path(file), shared, name, assignments))
+            planned.append(_point(run_file, shared, name, assignments))
         except HpcgenError as error:
             failed[label] = error
     _raise_all(failed, len(points))
@@ -85,14 +95,19 @@ def plan_sweep(file: str | Path, shared: Sequence[str], points: Sequence[Assignm
     return Sweep(points=tuple(planned))
 
 
-def _point(file: Path, shared: Sequence[str], name: str, assignments: Assignments) -> Point:
-    run = load_run(file, (*shared, *assignments))
+def _point(file: RunFile, shared: Sequence[str], name: str, assignments: Assignments) -> Point:
+    run = file.load((*shared, *assignments))
     stage = main_stage(run)
     if stage not in (TRAIN.name, RUN.name):
-        raise HpcgenError("describes no training, so there is nothing to sweep", where=file)
+        raise HpcgenError("describes no training, so there is nothing to sweep", where=file.path)
     directory = Path(run.directory, run.config.paths.run_dir, DIRECTORY)
-    first = plan(_at(run, name, directory / name), [stage])
-    key = _key(first, assignments)
+    first = _at(run, name, directory / name)
+    config = absolute_paths(first.config, first.directory)
+    trains = stage == TRAIN.name and not first.omitted
+    trainer = plan_training(first, config, must_fit=False).trainer if trains else None
+    if trains and trainer is None:
+        plan(first, [stage])  # raises the mistakes of the point
+    key = _key(config, trainer, assignments)
     return Point(
         name=name,
         assignments=assignments,
@@ -108,7 +123,7 @@ def _at(run: Run, name: str, directory: Path) -> Run:
     return dataclasses.replace(with_values(run, values, "hpcgen sweep"), overrides=overrides)
 
 
-def _key(plan: Plan, assignments: Assignments) -> str:
+def _key(config: RunConfig, trainer: TrainerConfig | None, assignments: Assignments) -> str:
     """A hash of what the results of a point depend on. Points of an edited run file do not mix with earlier ones.
 
     Keys that a resumed run may change freely, such as train_iters, count only if they distinguish points. The run then
@@ -118,15 +133,14 @@ def _key(plan: Plan, assignments: Assignments) -> str:
     for assignment in assignments:
         path = assignment.partition("=")[0]
         swept[path] = override(RunConfig, assignment).get(path)
-    if plan.trainer is None:
-        config = plan.config
+    if trainer is None:
         program = dataclasses.asdict(config.program) if config.program else None
         return trial_key(program, dict(config.environment), swept)[:KEY_DIGITS]
     kept = {
         section: {key: value for key, value in values.items() if f"{section}.{key}" not in FREE}
-        for section, values in sections(plan.trainer).items()
+        for section, values in sections(trainer).items()
     }
-    return trial_key(kept, swept, code_hashes(plan.trainer))[:KEY_DIGITS]
+    return trial_key(kept, swept, code_hashes(trainer))[:KEY_DIGITS]
 
 
 def require_all(points: Sequence[Point], require: Callable[[Point], object]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hpcgen import load_run, plan
+from hpcgen.config import document
 from hpcgen.errors import ConfigErrors, FileErrors, HpcgenError
 from hpcgen.slurm.submission import SUBMISSION, submission_file
 from hpcgen.sweeps.assignments import points_of
@@ -39,6 +40,34 @@ def test_each_point_is_a_run_with_its_values_its_name_and_its_directory(tmp_path
         assert trainer.run_dir == str(point.directory)
         assert point.directory == tmp_path / "run/sweep" / f"{point.name}-{point.key}"
     assert not (tmp_path / "run").exists()
+
+
+def test_points_share_what_does_not_depend_on_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning 1,000 points took 13 to 22 s of CPU, half of it for reading the same files."""
+    read: list[str] = []
+
+    def counted(path: str | Path) -> str:
+        read.append(Path(path).name)
+        return read_text(path)
+
+    read_text = document.read_text
+    monkeypatch.setattr(document, "read_text", counted)
+    numbers: list[int] = []
+    run = write_yaml(tmp_path / "run.yaml", minimal_run(paths={"run_dir": "run"}))
+    shared, points = points_of(["optimizer.lr=1e-4,2e-4,3e-4"])
+    sweep = plan_sweep(run, shared, points, numbers.append)
+    assert numbers == [1, 2, 3]
+    assert len(sweep.points) == 3
+    assert sorted(set(read)) == sorted(read)
+    assert {"run.yaml", "local.yaml"} <= set(read)
+
+
+def test_points_can_differ_in_their_cluster(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        profile = {"extends": "local", "description": name, "environment": {"NAME": name}}
+        write_yaml(tmp_path / f"{name}.yaml", profile)
+    sweep = planned(tmp_path, "cluster=./one.yaml,./two.yaml")
+    assert [point.plan.run.cluster.description for point in sweep.points] == ["one", "two"]
 
 
 def test_resume_submits_the_same_point(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ contains only absolute ones.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -63,10 +64,20 @@ def with_paths(section: T, change: Callable[[NamedPath], str]) -> T:
     return changed
 
 
+@functools.cache
+def _has_paths(hint: Any) -> bool:
+    """Whether values of a type can name files."""
+    if typing.get_origin(hint) is Annotated:
+        return any(isinstance(word, PathKind) for word in hint.__metadata__) or _has_paths(hint.__origin__)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return any(map(_has_paths, field_hints(hint).values()))
+    return any(map(_has_paths, typing.get_args(hint)))
+
+
 def _mapped(hint: Any, value: Any, key: str, change: Callable[[NamedPath], str]) -> Any:
+    if value is None or not _has_paths(hint):
+        return value
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if value is None:
-        return None
     if origin is Annotated:
         kind = next((word for word in hint.__metadata__ if isinstance(word, PathKind)), None)
         return change(NamedPath(key, kind, value)) if kind else _mapped(arguments[0], value, key, change)
