@@ -40,9 +40,8 @@ from trainer.data.progress import fresh, resumed
 from trainer.distributed import groups, rendezvous
 from trainer.distributed.peers import Peers
 from trainer.distributed.rendezvous import Ranks
-from trainer.faults import lock
+from trainer.faults import flight_records, lock
 from trainer.faults.best import BestWatch
-from trainer.faults.hang import keep_flight_records
 from trainer.faults.heartbeat import Heartbeat
 from trainer.faults.spikes import SpikeWatch
 from trainer.faults.stopping import StopRequest, announce
@@ -87,7 +86,7 @@ def train(config: TrainerConfig, stop_file: Path | None = None, progress: bool =
     stop = StopRequest(stop_file if is_rank_0 else None)
     log = Log(is_rank_0, progress)
     run = RunDirectory.of(config)
-    keep_flight_records(run)
+    flight_records.keep(run)
     cuda_graphs.prepare_nccl(config)
     process_groups = groups.initialize(config, ranks, os.environ)
     with groups.reporting_lost_peers(ranks, lambda: "while the ranks met"):

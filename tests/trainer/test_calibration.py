@@ -18,6 +18,7 @@ from tests.trainer import prepared_python
 from tests.trainer.forked import ForkedPython
 from tests.trainer.runs import environment, free_port
 from trainer.calibration import collectives, host, section
+from trainer.calibration.trainings import launch_times
 from trainer.contract.calibration import CalibrationConfig, Job
 from trainer.contract.config.document import to_dict
 from trainer.contract.rules.engine import require
@@ -78,9 +79,9 @@ def test_trainings_of_the_shipped_rows_obey_the_rules() -> None:
 def test_time_of_a_layer_is_the_difference_of_two_trainings() -> None:
     """Of 4 and 12 layers, in 8 microbatches."""
     trainings = launches.jobs(1)[0].trainings
-    found = host.launch_times([0.4, 1.04], trainings)
+    found = launch_times([0.4, 1.04], trainings)
     assert found == pytest.approx({"us": 10_000, "outside_us": 10_000})
-    assert host.launch_times([0.3, 0.94], trainings) == pytest.approx({"us": 10_000})
+    assert launch_times([0.3, 0.94], trainings) == pytest.approx({"us": 10_000})
 
 
 @pytest.mark.process

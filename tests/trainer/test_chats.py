@@ -30,7 +30,7 @@ from trainer.contract.files.loss_mask import can_learn, mask_path
 from trainer.data import documents, loader
 from trainer.data.datasets import build_index, open_datasets
 from trainer.distributed import groups
-from trainer.inference.start import open_groups
+from trainer.inference.groups import open_groups
 from trainer.model import build
 from trainer.model.core_config import transformer_config
 from trainer.model.experts import Router

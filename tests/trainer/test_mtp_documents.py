@@ -20,7 +20,7 @@ from trainer.contract.config import TrainerConfig
 from trainer.contract.config.resolve import resolve
 from trainer.data import documents
 from trainer.distributed import groups
-from trainer.inference.start import open_groups
+from trainer.inference.groups import open_groups
 from trainer.model import build
 from trainer.model.core_config import transformer_config
 from trainer.model.initialization import initialize_by_name

@@ -37,8 +37,11 @@ def run_trial(
     training: dict[str, Any] | None = None,
     time_limit_s: int = 3600,
     device: str = "cpu",
+    modules: Path | None = None,
 ) -> tuple[list[subprocess.CompletedProcess[str]], TrialResult | None]:
-    """Runs a trial with its ranks, or only the first `started` of them. Returns the ranks and the result's file."""
+    """Runs a trial with its ranks, or only the first `started` of them. Modules in the directory `modules` hide
+    installed ones. Returns the ranks and the result's file.
+    """
     document = gpt_config("none", directory, GPT | (model or {}))
     document |= {"world_size": world_size, "parallelism": parallelism or {}, "device": device}
     document["training"] |= training or {}
@@ -49,8 +52,11 @@ def run_trial(
     port, arguments = free_port(), ("-m", "trainer.trials", "--config", str(path), "--trial", "0123")
     ranks = range(world_size if started is None else started)
     environments = [environment(rank, world_size, port) for rank in ranks]
-    # a fork has the CPU's stand-ins
-    done = run_ranks(arguments, environments) if device == "cpu" else [_alone(arguments, environments[0])]
+    if modules is not None:
+        environments = [each | {"PYTHONPATH": f"{modules}:{ROOT}"} for each in environments]
+    # a fork has the CPU's stand-ins and all modules
+    is_fork = device == "cpu" and modules is None
+    done = run_ranks(arguments, environments) if is_fork else [_alone(arguments, environments[0])]
     file = result_path(str(directory), "0123")
     return done, from_dict(TrialResult, json.loads(file.read_text()), "result") if file.exists() else None
 
@@ -108,3 +114,12 @@ def test_a_trial_that_hangs_ends_with_the_place_of_the_hang(tmp_path: Path) -> N
     assert result.reason.startswith("no result after 1 s; rank 0 on ")
     assert "rendezvous.py" in result.reason
     assert "Current thread" in done.stderr  # the stacks
+
+
+def test_a_trial_that_hangs_while_it_imports_torch_says_so(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(3600)\n")
+    [done], result = run_trial(tmp_path, 1, time_limit_s=1, modules=tmp_path)
+    assert done.returncode == 4
+    assert result is not None
+    assert result.status == "hung"
+    assert "device.py" in result.reason

@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,29 +23,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainer.contract.calibration import Job
-from trainer.contract.config import TrainerConfig, read
+from trainer.contract.config import read
 from trainer.contract.config.document import to_dict
 from trainer.distributed import device
 from trainer.distributed.rendezvous import Ranks, find_ranks
 from trainer.health.meeting import Meeting
 
 Row = dict[str, Any]
-WARMUP_STEPS = 6
-STEPS = 10
 LIMIT_S = 180.0
 """Time after which a process that measures a row is killed (seconds)."""
 MAX_ERROR = 500
 """Characters of the end of a process's output that an error shows."""
-
-
-def launch_times(steps_s: Sequence[float], trainings: Sequence[TrainerConfig]) -> dict[str, float]:
-    """Microseconds per microbatch, from the steps of the two trainings: of a layer as `us`, and of the rest of the step
-    as `outside_us`, if noise leaves anything of it."""
-    (fewer_s, more_s), (fewer, more) = steps_s, trainings
-    microbatches = more.training.global_batch_size
-    layer_us = (more_s - fewer_s) / (more.model.num_layers - fewer.model.num_layers) / microbatches * 1e6
-    outside_us = fewer_s / microbatches * 1e6 - fewer.model.num_layers * layer_us
-    return {"us": layer_us} | ({"outside_us": outside_us} if outside_us > 0 else {})
 
 
 @dataclass(frozen=True)
@@ -151,26 +138,14 @@ def _free_port() -> int:
 
 def main() -> int:
     """Train the two configurations of the command line as one of their ranks, and write the time of a layer."""
-    fewer, more = (read(Path(path)) for path in sys.argv[1:3])
+    trainings = [read(Path(path)) for path in sys.argv[1:3]]
     ranks = find_ranks(os.environ)
-    device.prepare(fewer.device)
-    # These import megatron.core, so they must come after `device.prepare`.
-    from trainer.distributed import groups
-    from trainer.metrics.console import Log
-    from trainer.model.cuda_graphs import prepare_nccl
-    from trainer.trials.steps import train
+    device.prepare(trainings[0].device)
+    from trainer.calibration.trainings import (
+        write_launch_times,  # imports megatron.core: after `device.prepare`
+    )
 
-    prepare_nccl(fewer)
-    process_groups = groups.initialize(fewer, ranks, os.environ)
-    log = Log(ranks.rank == 0, progress=False)
-    steps_s = [
-        statistics.median(
-            train(config, process_groups, log, config.model.vocab_size, WARMUP_STEPS, STEPS).step_s
-        )
-        for config in (fewer, more)
-    ]
-    Path(sys.argv[3]).write_text(json.dumps(launch_times(steps_s, (fewer, more))))
-    groups.finalize()
+    write_launch_times(trainings, ranks, Path(sys.argv[3]))
     return 0
 
 

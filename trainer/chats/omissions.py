@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.chats.chat import ASSISTANT, REASONING, REASONING_KEYS, Chat
 from trainer.chats.errors import BadChatError
-from trainer.chats.template import ChatTemplate
+
+if TYPE_CHECKING:  # the template brings Jinja
+    from trainer.chats.template import ChatTemplate
 
 _DISTINCT = 20
 """Characters of a content from which on no template has it as a text of its own."""

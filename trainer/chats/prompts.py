@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainer.chats.chat import read_prompt
 from trainer.chats.errors import BadChatError
+from trainer.chats.omissions import require_messages, require_tools
 from trainer.contract.errors import TrainerError
 from trainer.contract.prompts import Prompt, first_mistakes
 
@@ -41,7 +42,6 @@ def texts_of(prompts: Sequence[Prompt], tokenizer: str, options: ChatOptions) ->
     if all(isinstance(prompt, str) for prompt in prompts):
         return Texts([str(prompt) for prompt in prompts])
     from trainer.chats.files import load_template  # imports Jinja, which few runs need
-    from trainer.chats.omissions import require_messages, require_tools
 
     file = Path(tokenizer)
     file = file / "tokenizer.json" if file.is_dir() else file

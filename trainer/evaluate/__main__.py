@@ -16,6 +16,7 @@ from trainer.contract.config.document import read_as
 from trainer.contract.errors import Exit, ReportedByRank0Error, TrainerError
 from trainer.contract.evaluation import EvaluationConfig
 from trainer.distributed.rendezvous import find_ranks
+from trainer.evaluate.tasks import load_tasks
 from trainer.faults.stopping import announce, announce_traceback, leave
 from trainer.inference.start import prepare_device
 
@@ -56,8 +57,6 @@ def _read(path: Path) -> EvaluationConfig:
 
 def _download(names: list[str]) -> int:
     """Load tasks, which downloads their data sets into the cache."""
-    from trainer.evaluate.tasks import load_tasks
-
     found, problems = load_tasks(names)
     if problems:
         raise ConfigError(*problems)

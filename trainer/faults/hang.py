@@ -1,4 +1,4 @@
-"""Evidence of a hang: a report from each rank with its stacks, and NCCL's flight record."""
+"""Evidence of a hang: a report from each rank with its stacks. Needs no torch, whose import may be what hangs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import faulthandler
 import json
 import os
-import pickle
 import socket
 import sys
 import threading
@@ -15,33 +14,9 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
-import torch
-
 from trainer.contract.files.run_directory import RunDirectory, open_nofollow
 from trainer.contract.hang_report import HangReport, report_file
 from trainer.distributed.rendezvous import Ranks
-
-FLIGHT_RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
-"""torch's functions that dump the collectives of NCCL, and of any backend (since 2.9)."""
-
-RENAMED = {
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "TORCH_FR_BUFFER_SIZE",
-    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "TORCH_FR_DUMP_TEMP_FILE",
-}
-"""Variables that all versions of torch read -> their names since torch 2.9, which warns about the old ones."""
-
-
-def keep_flight_records(run: RunDirectory) -> None:
-    """Make torch record the last collectives of this rank. Call it before creating process groups.
-
-    If this package's watch fails, NCCL's watchdog writes them to the same place as `write`. Variables that are set in
-    the environment take precedence.
-    """
-    defaults = ("2000", f"{run.stacks}/{RunDirectory.FLIGHT_RECORD}")
-    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
-    for (older, newer), default in zip(RENAMED.items(), defaults, strict=True):
-        given = [value for name in (newer, older) if (value := os.environ.pop(name, None)) is not None]
-        os.environ[newer if torch.__version__ >= (2, 9) else older] = given[0] if given else default
 
 
 def report_of_this_rank(ranks: Ranks, iteration: int, phase: str, since: float, quiet_s: float) -> HangReport:
@@ -72,10 +47,10 @@ def _main_frame() -> FrameType | None:
 
 
 def write(run: RunDirectory, report: HangReport) -> None:
-    """Write the report with the stacks of all threads, and the flight record if torch keeps one.
+    """Write the report with the stacks of all threads.
 
     Raises:
-        OSError: a file cannot be written.
+        OSError: the file cannot be written.
     """
     run.stacks.mkdir(parents=True, exist_ok=True)
     path = report_file(run.stacks, report.rank)
@@ -85,18 +60,3 @@ def write(run: RunDirectory, report: HangReport) -> None:
         traceback.print_stack(_main_frame(), file=file)
         print("\nAll threads:", file=file, flush=True)
         faulthandler.dump_traceback(file)
-    record = _flight_record()
-    if record is not None:
-        # torchfrtrace expects the rank after the prefix.
-        path = run.stacks / f"{RunDirectory.FLIGHT_RECORD}{report.rank}"
-        with open(path, "wb", opener=open_nofollow) as kept:
-            kept.write(record)
-
-
-def _flight_record() -> bytes | None:
-    """The last collectives of this rank and their state, in torchfrtrace's format; None if there are none."""
-    for name in FLIGHT_RECORDERS:
-        dump = getattr(torch._C._distributed_c10d, name, None)
-        if dump is not None and pickle.loads(record := dump()).get("entries"):
-            return record
-    return None

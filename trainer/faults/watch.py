@@ -24,7 +24,7 @@ from trainer.contract.hang_report import HangReport, describe_hang, read_reports
 from trainer.distributed.groups import set_group_timeouts
 from trainer.distributed.peers import Peers, call_with_timeout
 from trainer.distributed.rendezvous import Ranks
-from trainer.faults import hang
+from trainer.faults import flight_records, hang
 from trainer.faults.stopping import leave
 
 REPORT_S = 10.0
@@ -165,9 +165,13 @@ class Watch:
             self._ranks, self.last.iteration, self.last.phase.value, self.last.time, quiet_s
         )
         with contextlib.suppress(TimeoutError):
-            call_with_timeout(REPORT_S, lambda: hang.write(self._run, report))
+            call_with_timeout(REPORT_S, lambda: self._write(report))
         time.sleep(OTHERS_S)
         leave(Exit.TERMINATED if self._has_short_timeout else Exit.HUNG, self._verdict(report, hosts))
+
+    def _write(self, report: HangReport) -> None:
+        hang.write(self._run, report)
+        flight_records.write(self._run, report.rank)
 
     def _alarm_and_fetch_hosts(self, hosts: dict[int, str]) -> None:
         """Alert the other ranks, and add their hosts to `hosts`."""

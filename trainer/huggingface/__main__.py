@@ -17,8 +17,12 @@ def main() -> int:
     arguments = _parser().parse_args()
     signal.signal(signal.SIGTERM, _leave)
     quiet_libraries()
+    from trainer.huggingface.commands import (
+        COMMANDS,  # imports torch, which mistakes in the arguments do not need
+    )
+
     try:
-        arguments.function(arguments)
+        COMMANDS[arguments.command](arguments)
     except TrainerError as error:
         print(error, file=sys.stderr)
         return Exit.REFUSED
@@ -37,58 +41,13 @@ def _leave(number: int, frame: Any) -> None:
     raise SystemExit(Exit.TERMINATED)
 
 
-def _export(arguments: argparse.Namespace) -> None:
-    from trainer.huggingface.adapter_exporting import export_adapter
-    from trainer.huggingface.exporting import Options, export
-    from trainer.inference.checkpoint import find_checkpoint
-
-    options = Options(
-        family=arguments.family,
-        dtype=arguments.dtype,
-        vocab_size=arguments.vocab_size,
-        tokenizer=arguments.tokenizer,
-        eos_token=arguments.eos_token,
-        chat_template=arguments.chat_template,
-        chat_template_name=arguments.chat_template_name,
-        base_model=arguments.base_model,
-        check=arguments.check,
-    )
-    write = export_adapter if arguments.adapter else export
-    write(find_checkpoint(arguments.source).path, arguments.to, options, _report)
-
-
-def _import(arguments: argparse.Namespace) -> None:
-    from trainer.huggingface.adapter_importing import import_adapter
-    from trainer.huggingface.importing import import_model
-    from trainer.inference.checkpoint import find_checkpoint
-
-    if arguments.base is None:
-        import_model(arguments.source, arguments.to, _report)
-    else:
-        import_adapter(arguments.source, find_checkpoint(arguments.base).path, arguments.to, _report)
-
-
-def _average(arguments: argparse.Namespace) -> None:
-    from trainer.huggingface.averaging import average, write_moving_average
-
-    if arguments.ema:
-        write_moving_average(arguments.source, arguments.to, _report)
-    else:
-        average(arguments.source, arguments.last, arguments.to, _report)
-
-
-def _report(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.huggingface",
         description="Converts checkpoints to and from Hugging Face's format, and averages them.",
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
     to_huggingface = commands.add_parser("export", help="write a checkpoint as a Hugging Face directory")
-    to_huggingface.set_defaults(function=_export)
     to_huggingface.add_argument(
         "source",
         type=Path,
@@ -123,7 +82,6 @@ def _parser() -> argparse.ArgumentParser:
         "--check", action="store_true", help="compare logits with those of transformers"
     )
     from_huggingface = commands.add_parser("import", help="write a Hugging Face directory as a checkpoint")
-    from_huggingface.set_defaults(function=_import)
     from_huggingface.add_argument(
         "source", type=Path, metavar="HF_DIR", help="a directory with config.json, or with PEFT's adapters"
     )
@@ -134,7 +92,6 @@ def _parser() -> argparse.ArgumentParser:
         "--to", type=Path, required=True, metavar="DIR", help="new directory of checkpoints"
     )
     mean = commands.add_parser("average", help="write an average of the weights of a run")
-    mean.set_defaults(function=_average)
     mean.add_argument(
         "source", type=Path, metavar="RUN", help="the directory of a run, or of checkpoints of the trainer"
     )

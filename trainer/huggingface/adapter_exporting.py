@@ -14,7 +14,7 @@ from trainer.contract.errors import TrainerError
 from trainer.contract.families.model_family import Family
 from trainer.contract.model.adapters import linears
 from trainer.contract.wording import counted, few
-from trainer.huggingface import card, tokenizer_files
+from trainer.huggingface import card, check, tokenizer_files
 from trainer.huggingface.adapters import StoredAdapters
 from trainer.huggingface.destination import new_directory, write_json, write_text
 from trainer.huggingface.exporting import DTYPES, Options, Report, prepare, save_tensors
@@ -52,8 +52,6 @@ def export_adapter(checkpoint: Path, destination: Path, options: Options, report
             card.adapter_card(source, family, str(dtype).removeprefix("torch."), base),
         )
         if options.check:
-            from trainer.huggingface import check  # needs Megatron-Core, transformers and PEFT
-
             report(check.compare_adapter(source, directory, base, dtype))
         seconds = time.monotonic() - started
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

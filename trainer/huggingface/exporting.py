@@ -20,7 +20,7 @@ from trainer.contract.errors import TrainerError
 from trainer.contract.families.huggingface import FAMILIES, config_of, family_for
 from trainer.contract.families.model_family import LAYERS, Family, Weight, in_order
 from trainer.contract.model import rope_parameters
-from trainer.huggingface import card, generation, tokenizer_files
+from trainer.huggingface import card, check, generation, tokenizer_files
 from trainer.huggingface.adapters import MergedWeights, StoredAdapters, Weights
 from trainer.huggingface.destination import new_directory, sync_file, umask, write_json, write_text
 from trainer.huggingface.source import Source, read_source, with_vocabulary
@@ -84,8 +84,6 @@ def export(checkpoint: Path, destination: Path, options: Options, report: Report
         seconds = time.monotonic() - started
         _write_texts(source, family, dtype, tokenizer, directory, report)
         if options.check:
-            from trainer.huggingface import check  # needs Megatron-Core and transformers
-
             report(check.compare(source, directory))
     report(
         f"exported {checkpoint} as {family.architecture} to {destination}: {size / 1e9:,.2f} GB of weights in "

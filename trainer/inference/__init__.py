@@ -16,7 +16,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from trainer.distributed.rendezvous import Ranks
+from trainer.inference.checkpoint import find_checkpoint
 from trainer.inference.generation import Completion, Options, generate
+from trainer.inference.start import prepare_device
 from trainer.inference.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -43,10 +46,6 @@ def load_model(
     Raises:
         TrainerError: there is no such checkpoint, it cannot be loaded, or the tokenizer does not fit it.
     """
-    from trainer.distributed.rendezvous import Ranks
-    from trainer.inference.checkpoint import find_checkpoint
-    from trainer.inference.start import prepare_device
-
     found = find_checkpoint(Path(path))
     loaded_tokenizer = load_tokenizer(tokenizer, eod_token)
     chosen = prepare_device(device)

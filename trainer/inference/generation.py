@@ -14,6 +14,7 @@ from trainer.contract.config.choice import Choice, text_problem
 from trainer.contract.errors import TrainerError
 from trainer.contract.record import config_section
 from trainer.inference import sampling
+from trainer.inference.batch import Batch
 from trainer.inference.ending import Ending
 from trainer.inference.text_model import TextModel
 from trainer.inference.tokenizer import Tokenizer
@@ -190,8 +191,6 @@ def _continue(
     on_text: Callable[[str], None] | None,
 ) -> None:
     """Continue `rows` together until each has a finish_reason."""
-    from trainer.inference.batch import Batch
-
     num_slots = min(max(len(row.ids) for row in rows) + options.max_new_tokens, model.max_length)
     with model.computing(len(rows), num_slots):
         draws = [_draws(row, options) for row in rows]

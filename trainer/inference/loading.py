@@ -33,8 +33,8 @@ from trainer.contract.resuming.record_shape import origins
 from trainer.distributed.rendezvous import Ranks
 from trainer.faults.storage import at_rank_0
 from trainer.inference.checkpoint import inference_config
+from trainer.inference.groups import open_groups
 from trainer.inference.model import Model
-from trainer.inference.start import open_groups
 from trainer.lora.adapter import is_adapter
 from trainer.model.build import build_chunks
 from trainer.model.core_config import HALF, transformer_config

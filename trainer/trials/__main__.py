@@ -18,7 +18,12 @@ from trainer.contract.config import ConfigError, read_as
 from trainer.contract.errors import Exit, LostPeersError, TrainerError
 from trainer.contract.files.run_directory import publish
 from trainer.contract.trials import TrialConfig, TrialResult, TrialsConfig, result_path, result_text
+from trainer.distributed import device
+from trainer.distributed.rendezvous import find_ranks
 from trainer.distributed.slurm_job import job_id, node_name
+from trainer.faults.hang import current_line
+from trainer.faults.stopping import leave
+from trainer.metrics.console import quiet_libraries
 
 
 def main() -> int:
@@ -53,9 +58,6 @@ class _Rank:
         limit = threading.Timer(self._config.time_limit_s, self._leave_hung)
         limit.daemon = True
         limit.start()
-        from trainer.faults.stopping import leave
-        from trainer.metrics.console import quiet_libraries
-
         quiet_libraries()
         try:
             self._write(self._measure())
@@ -68,8 +70,6 @@ class _Rank:
 
     def _measure(self) -> TrialResult | None:
         """The result on rank 0, and None on the others."""
-        from trainer.distributed import device
-
         trainer = self._trial.trainer
         device.prepare(trainer.device)
         if trainer.training.deterministic_mode:
@@ -80,7 +80,7 @@ class _Rank:
 
     def _report(self, error: Exception) -> Exit:
         """Write why this rank failed. Returns the exit status."""
-        from trainer.trials import trial
+        from trainer.trials import trial  # see `_measure`
 
         failure = trial.failure(error, self._trial.trainer, self._trial.name)
         self._write(failure)
@@ -92,10 +92,6 @@ class _Rank:
 
     def _leave_hung(self) -> None:
         """Report where this rank is, and end it. Runs in a thread."""
-        from trainer.distributed.rendezvous import find_ranks
-        from trainer.faults.hang import current_line
-        from trainer.faults.stopping import leave
-
         ranks, limit_s = find_ranks(os.environ), self._config.time_limit_s
         reason = f"no result after {limit_s} s; rank {ranks.rank} on {node_name()} was at {current_line()}"
         faulthandler.dump_traceback()

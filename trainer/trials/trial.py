@@ -19,7 +19,7 @@ from trainer.contract.rules.engine import require
 from trainer.contract.trials import Memory, TrialResult
 from trainer.distributed import groups, rendezvous
 from trainer.distributed.slurm_job import job_id, node_name
-from trainer.faults.hang import keep_flight_records
+from trainer.faults import flight_records
 from trainer.faults.storage import at_rank_0
 from trainer.metrics.console import Log
 from trainer.metrics.timers import Times
@@ -38,7 +38,7 @@ def measure(config: TrainerConfig, warmup: int, num_steps: int, name: str) -> Tr
     require(config)
     config = resolve(config)
     ranks = rendezvous.find_ranks(os.environ)
-    keep_flight_records(RunDirectory.of(config))
+    flight_records.keep(RunDirectory.of(config))
     cuda_graphs.prepare_nccl(config)
     process_groups = groups.initialize(config, ranks, os.environ)
     with groups.reporting_lost_peers(ranks, lambda: "during the trial"):

@@ -14,8 +14,8 @@ from trainer.contract.config import TrainerConfig
 from trainer.contract.files.checkpoint_files import Checkpoint
 from trainer.distributed.rendezvous import Ranks
 from trainer.inference.checkpoint import inference_config
+from trainer.inference.groups import open_groups
 from trainer.inference.model import Model
-from trainer.inference.start import open_groups
 from trainer.inference.tokenizer import Tokenizer
 from trainer.model import build
 from trainer.model.core_config import transformer_config

@@ -19,7 +19,7 @@ from trainer.contract.errors import TrainerError
 from trainer.contract.files.checkpoint_files import COMMON, COMPLETE, METADATA, record_text
 from trainer.distributed import groups
 from trainer.inference import Options, generate, load_model
-from trainer.inference.__main__ import _read_prompts
+from trainer.inference.arguments import read_prompts
 from trainer.inference.checkpoint import find_checkpoint, inference_config
 
 pytestmark = [
@@ -258,9 +258,9 @@ def test_a_layout_that_cannot_split_the_model_is_refused(run: Path) -> None:
 def test_a_file_without_prompts_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "prompts").write_bytes(content)
     with pytest.raises(TrainerError, match=message):
-        _read_prompts(str(tmp_path / "prompts"))
+        read_prompts(str(tmp_path / "prompts"))
     with pytest.raises(TrainerError, match="missing: No such file or directory"):
-        _read_prompts(str(tmp_path / "missing"))
+        read_prompts(str(tmp_path / "missing"))
 
 
 def test_only_a_newline_ends_a_line_of_a_file_with_prompts(tmp_path: Path) -> None:
@@ -275,4 +275,4 @@ def test_only_a_newline_ends_a_line_of_a_file_with_prompts(tmp_path: Path) -> No
     ]
     lines = [json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts]
     (tmp_path / "prompts").write_bytes("\r\n".join(lines).encode())
-    assert _read_prompts(str(tmp_path / "prompts")) == prompts
+    assert read_prompts(str(tmp_path / "prompts")) == prompts

@@ -19,8 +19,8 @@ from tests.trainer.runs import ROOT
 from trainer.contract.errors import TrainerError
 from trainer.distributed import groups
 from trainer.inference import Completion, Options, generate
+from trainer.inference.groups import open_groups
 from trainer.inference.model import Model
-from trainer.inference.start import open_groups
 from trainer.model import layers
 
 pytestmark = [
