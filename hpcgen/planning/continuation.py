@@ -1,6 +1,6 @@
 """The trainer's rules for resumed runs, checked before the job is submitted.
 
-hpcgen.planning.resuming calls these functions if there is something to resume from.
+hpcgen.planning.resuming imports this module if there is something to resume from.
 """
 
 from __future__ import annotations
@@ -36,7 +36,81 @@ from trainer.contract.resuming.hyperparameters import (
 )
 
 
-def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[Problem]:
+@dataclass(frozen=True)
+class Continuation:
+    """The checkpoint that an attempt starts from."""
+
+    path: Path
+    iteration: int
+    weights_only: bool
+    """True if only the weights are loaded and the run starts at iteration 0."""
+    is_finished: bool
+    """True if the checkpoint is the last one of a finished run."""
+    changes: tuple[Change, ...]
+    """Hyperparameters and files that differ, which checkpoint.changed confirms."""
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A training that may resume from a checkpoint. A checkpoint of Megatron-LM, or one that cannot be read here, is
+    left to the trainer."""
+
+    trainer: TrainerConfig
+
+    def problems(self, config: RunConfig) -> list[Problem]:
+        """Changes that the trainer would refuse, and training that would be lost. `config` is the run file."""
+        return [*_changed_hyperparameters(config, self.trainer), *_discarded_training(self.trainer)]
+
+    def warnings(self) -> list[Problem]:
+        """Warnings about a run that has already finished, rotary frequencies, and names that are left over.
+
+        The configuration must have passed `problems`.
+        """
+        return [
+            *_nothing_to_do(self.trainer),
+            *_unscaled_positions(self.trainer),
+            *_leftover_confirmations(self.trainer),
+        ]
+
+    def continuation(self) -> Continuation | None:
+        """The checkpoint that the trainer would start from; None if there is none or it cannot be read here.
+
+        The configuration must have passed `problems`. Files that only the trainer reads are not compared.
+        """
+        try:
+            source = _source(self.trainer)
+        except OSError:
+            return None
+        if source is None:
+            return None
+        source, contents = _with_files(source, self.trainer)
+        changes = () if source.weights_only else tuple(_changes(source, self.trainer, contents))
+        return Continuation(
+            source.path, source.record["iteration"], source.weights_only, source.is_finished, changes
+        )
+
+    def record(self) -> dict[str, Any] | None:
+        """Record of the checkpoint whose position in the data the training continues; None if it begins at sample 0.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        source = _source(self.trainer)
+        return None if source is None or source.weights_only else source.record
+
+    def continues_from_unknown(self) -> bool:
+        """True if the training continues from a checkpoint whose position in the data only the trainer can read: one of
+        Megatron-LM, or one in a newer format.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        key, found = _newest(self.trainer)
+        is_only_loaded = key == "checkpoint.load" and self.trainer.checkpoint.finetune
+        return found is not None and _source(self.trainer) is None and not is_only_loaded
+
+
+def _changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[Problem]:
     """Changes that the trainer would refuse, compared with the checkpoint that it would resume from.
 
     `config` is the run file and `trainer` the configuration resolved from it. Empty without a checkpoint, and
@@ -59,25 +133,7 @@ def changed_hyperparameters(config: RunConfig, trainer: TrainerConfig) -> list[P
     ]
 
 
-def continuation(trainer: TrainerConfig) -> Continuation | None:
-    """The checkpoint that the trainer would start from; None if there is none or it cannot be read here.
-
-    The configuration must have passed `changed_hyperparameters`. Files that only the trainer reads are not compared.
-    """
-    try:
-        source = _source(trainer)
-    except OSError:
-        return None
-    if source is None:
-        return None
-    source, contents = _with_files(source, trainer)
-    changes = () if source.weights_only else tuple(_changes(source, trainer, contents))
-    return Continuation(
-        source.path, source.record["iteration"], source.weights_only, source.is_finished, changes
-    )
-
-
-def leftover_confirmations(trainer: TrainerConfig) -> list[Problem]:
+def _leftover_confirmations(trainer: TrainerConfig) -> list[Problem]:
     """Warnings about entries of checkpoint.changed that confirm nothing, since earlier attempts have used them."""
     try:
         source = _source(trainer)
@@ -102,8 +158,8 @@ def _changes(source: _Source, trainer: TrainerConfig, contents: Sequence[Change]
     return [*(change for change in others if change.name not in FREE), *contents]
 
 
-def nothing_to_do(trainer: TrainerConfig) -> list[Problem]:
-    """A warning if the run is already finished. Its configuration must have passed `changed_hyperparameters`."""
+def _nothing_to_do(trainer: TrainerConfig) -> list[Problem]:
+    """A warning if the run is already finished. Its configuration must have passed `Resumption.problems`."""
     run = RunDirectory.of(trainer)
     try:
         is_finished = is_marked(run, trainer) or last_checkpoint(run, trainer) is not None
@@ -118,7 +174,7 @@ def nothing_to_do(trainer: TrainerConfig) -> list[Problem]:
     return [Problem("training.train_iters", reason, hint)] if is_finished else []
 
 
-def unscaled_positions(trainer: TrainerConfig) -> list[Problem]:
+def _unscaled_positions(trainer: TrainerConfig) -> list[Problem]:
     """A warning if the rotary frequencies do not fit sequences longer than those of the loaded weights.
 
     The checkpoint's max_position_embeddings counts as its length, since a model may train on shorter samples.
@@ -142,42 +198,6 @@ def unscaled_positions(trainer: TrainerConfig) -> list[Problem]:
         path = "model.rope_scaling.original_max_position_embeddings"
         return [Problem(path, f"differs from {of_checkpoint}", f"set it to {trained}")]
     return []
-
-
-def resumed_record(trainer: TrainerConfig) -> dict[str, Any] | None:
-    """Record of the checkpoint whose position in the data the training continues; None if it begins at sample 0.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
-    source = _source(trainer)
-    return None if source is None or source.weights_only else source.record
-
-
-def continues_from_unknown(trainer: TrainerConfig) -> bool:
-    """True if the training continues from a checkpoint whose position in the data only the trainer can read: one of
-    Megatron-LM, or one in a newer format.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
-    key, found = _newest(trainer)
-    is_only_loaded = key == "checkpoint.load" and trainer.checkpoint.finetune
-    return found is not None and _source(trainer) is None and not is_only_loaded
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """The checkpoint that an attempt starts from."""
-
-    path: Path
-    iteration: int
-    weights_only: bool
-    """True if only the weights are loaded and the run starts at iteration 0."""
-    is_finished: bool
-    """True if the checkpoint is the last one of a finished run."""
-    changes: tuple[Change, ...]
-    """Hyperparameters and files that differ, which checkpoint.changed confirms."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +249,7 @@ def _own(trainer: TrainerConfig) -> tuple[str, Path]:
     return key, RunDirectory.of(trainer).checkpoints
 
 
-def discarded_training(trainer: TrainerConfig) -> list[Problem]:
+def _discarded_training(trainer: TrainerConfig) -> list[Problem]:
     """The problem if the trainer would refuse to start before an iteration that the run has already saved.
 
     Empty if this machine does not see the checkpoint directory.

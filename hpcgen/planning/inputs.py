@@ -11,7 +11,7 @@ from hpcgen.config.presets import missing_tokenizer
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from hpcgen.planning.paths import chat_of, manifest_of, trainer_data
-from hpcgen.planning.resuming import proof_of_checkpoints
+from hpcgen.planning.resuming import loaded
 from hpcgen.text import nearest
 from trainer.contract.record import record
 
@@ -78,8 +78,6 @@ class Checkpoints(Input):
 
     def missing(self, stage: str, exists: Exists) -> Problem:
         """The mistake in checkpoint.load, with a hint if a related directory has checkpoints."""
-        from trainer.contract.files.checkpoint_files import COMPLETE, TRACKER
-
         load, parent = self.load, str(Path(self.load).parent)
         if exists(f"{load}/checkpoints"):
             hint = f"did you mean {load}/checkpoints?"
@@ -91,7 +89,7 @@ class Checkpoints(Input):
             hint = f"use a checkpoint that is in {parent}"
         else:
             hint = "use a directory that contains iter_... directories, or one iter_... directory"
-        why = f"has neither {TRACKER} nor iter_.../{COMPLETE}" if exists(load) else "does not exist"
+        why = loaded(load).lack if exists(load) else "does not exist"
         return Problem(self.key, f"has no checkpoint for stage {stage}: {load} {why}", hint)
 
 
@@ -155,7 +153,7 @@ def chat_template_options(config: RunConfig) -> dict[str, str | None]:
 
 def checkpoints(load: str) -> Input:
     """The file that proves that the directory `load` contains checkpoints."""
-    return Checkpoints(proof_of_checkpoints(load), key="checkpoint.load", load=load)
+    return Checkpoints(loaded(load).proof, key="checkpoint.load", load=load)
 
 
 def _similar_path(path: str) -> str | None:

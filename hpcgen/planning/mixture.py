@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcgen.planning.resuming import is_first_job
+from hpcgen.planning.resuming import resumption_of
 from trainer.contract.config import Dataset, TrainerConfig
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.resuming import sampling
@@ -75,13 +75,10 @@ def pair_readings(trainer: TrainerConfig) -> list[Reading]:
     """Samples of each pair that the training has read and will read. Empty if this machine does not see all pairs, or
     cannot tell where the training continues."""
     try:
-        if is_first_job(trainer):
+        resumption = resumption_of(trainer)
+        if resumption is None:
             return readings(trainer, None)
-        from hpcgen.planning import continuation
-
-        if continuation.continues_from_unknown(trainer):
-            return []
-        return readings(trainer, continuation.resumed_record(trainer))
+        return [] if resumption.continues_from_unknown() else readings(trainer, resumption.record())
     except OSError:
         return []
 

@@ -7,12 +7,12 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcgen.config import program as programs
 from hpcgen.config.fields import seconds
 from hpcgen.config.loader import Run
-from hpcgen.config.program import ProgramConfig
+from hpcgen.config.program import DeepSpeedConfig, ProgramConfig
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from hpcgen.files import no_access
@@ -23,6 +23,9 @@ from hpcgen.planning.request import make_allocation, place_of, stage_settings
 from hpcgen.planning.runtimes import Container
 from hpcgen.planning.software import runtime
 from hpcgen.text import duration
+
+if TYPE_CHECKING:
+    from hpcgen.planning.deepspeed.section import Section
 
 SIGNAL_LEAD_S = 300
 """Default time that a program has to save and stop."""
@@ -116,9 +119,15 @@ def ds_config(
     """DeepSpeed's complete configuration; None for a program without the section `deepspeed`."""
     if program.deepspeed is None:
         return None
-    from hpcgen.planning.deepspeed import section
+    values = known_values(run, config, allocation)
+    return deepspeed_section(program.deepspeed, allocation).complete_config(values)
 
-    return section.complete_config(program.deepspeed, allocation, known_values(run, config, allocation))
+
+def deepspeed_section(settings: DeepSpeedConfig, allocation: Allocation) -> Section:
+    """The section program.deepspeed, whose code is imported only for runs that have it."""
+    from hpcgen.planning.deepspeed.section import Section
+
+    return Section(settings, allocation)
 
 
 def _shell_word(argument: str, values: Mapping[str, str]) -> str:
@@ -142,10 +151,8 @@ def program_problems(stage: Stage, run: Run, program: ProgramConfig) -> Iterator
     assert run.config.program is not None
     yield from programs.problems(run.config.program)  # in absolute paths, {RUN_DIR} is replaced
     if program.deepspeed is not None:
-        from hpcgen.planning.deepspeed import section
-
         allocation = make_allocation(stage, run.config, run.cluster, run.node_type)
-        yield from section.problems(run, program.deepspeed, allocation)
+        yield from deepspeed_section(program.deepspeed, allocation).problems(run)
     directory = Path(program.directory)
     is_seen = Path(*directory.parts[:2]).exists()  # otherwise, this machine does not have the file system
     if is_seen and not directory.is_dir():
@@ -209,7 +216,5 @@ def memory_warnings(stage: Stage, run: Run, program: ProgramConfig) -> Iterator[
     memory_check says so, this is an error.
     """
     if program.deepspeed is not None and run.config.memory_check == "warning":
-        from hpcgen.planning.deepspeed import section
-
         allocation = make_allocation(stage, run.config, run.cluster, run.node_type)
-        yield from section.memory_problems(run, program.deepspeed, allocation)
+        yield from deepspeed_section(program.deepspeed, allocation).memory_problems(run)

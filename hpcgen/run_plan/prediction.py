@@ -320,16 +320,15 @@ def _start(trainer: TrainerConfig) -> tuple[int, int]:
     Raises:
         NoPrediction: they are unknown.
     """
-    if resuming.is_first_job(trainer):
+    resumption = resuming.resumption_of(trainer)
+    if resumption is None:
         return 0, 0
-    from hpcgen.planning import continuation
-
     try:
-        if continuation.continues_from_unknown(trainer):
+        if resumption.continues_from_unknown():
             raise NoPrediction(
                 "only the trainer can read the iteration of the checkpoint that the run continues from"
             )
-        found = continuation.resumed_record(trainer)
+        found = resumption.record()
     except OSError as error:
         raise NoPrediction(f"{error.filename} cannot be read ({error.strerror})") from error
     return (found["iteration"], found["consumed_samples"]) if found else (0, 0)

@@ -10,7 +10,8 @@ from hpcgen.config.fields import slurm_time
 from hpcgen.planning import checkpointing
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.memory import GIB, estimate_memory
-from hpcgen.planning.resuming import continuation_of
+from hpcgen.planning.program import deepspeed_section
+from hpcgen.planning.resuming import resumption_of
 from hpcgen.planning.setup import Setup
 from hpcgen.run_plan import pair_summary, prediction_summary, storage_summary
 from hpcgen.run_plan.plan import Plan
@@ -81,9 +82,7 @@ def _deepspeed(plan: Plan, allocation: Allocation) -> dict[str, Any] | None:
     program = plan.config.program
     if program is None or program.deepspeed is None:
         return None
-    from hpcgen.planning.deepspeed import section
-
-    return section.summary(program.deepspeed, allocation, plan.run.node_type)
+    return deepspeed_section(program.deepspeed, allocation).summary(plan.run.node_type)
 
 
 def _deepspeed_for_people(deepspeed: dict[str, Any] | None) -> list[tuple[str, str]]:
@@ -168,7 +167,8 @@ def _training(plan: Plan, pairs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _start(trainer: TrainerConfig) -> dict[str, Any] | None:
     """The checkpoint that training starts from, if this machine can read it."""
-    found = continuation_of(trainer)
+    resumption = resumption_of(trainer)
+    found = resumption.continuation() if resumption is not None else None
     if found is None:
         return None
     return {

@@ -8,7 +8,7 @@ from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.inputs import blend_files
 from hpcgen.planning.kind import Stage, Work
 from hpcgen.planning.paths import trainer_data
-from hpcgen.planning.resuming import checkpoints_read
+from hpcgen.planning.resuming import loaded
 from hpcgen.stages.train import trainer_files
 from trainer.contract.config import TrainerConfig
 
@@ -25,7 +25,7 @@ class IndexCache(Stage):
             arguments=("-m", "trainer.data.index_cache"),
             inputs=tuple(blend_files(config)),
             # what the run has read decides which indices it needs
-            reads=(checkpoints_read(load),) if load else (),
+            reads=(loaded(load).directory,) if load else (),
             writes=(data.cache_dir,) if data.cache_dir else (),
             files=trainer_files(trainer),
         )

@@ -21,7 +21,7 @@ from hpcgen.planning.kind import ONE_THREAD, Export, Stage, Work
 from hpcgen.planning.node_check import preflight
 from hpcgen.planning.notification import notification
 from hpcgen.planning.paths import checkpoint_directory, import_files, trainer_data
-from hpcgen.planning.resuming import resume_problems, resume_warnings, weights_read
+from hpcgen.planning.resuming import resumption_of, weights_read
 from hpcgen.planning.software import runtime
 from hpcgen.stages.evaluate import EVALUATE
 from hpcgen.stages.prompts import prompt_files, prompt_problems
@@ -70,13 +70,14 @@ class Train(Stage):
         if (prompts := config.answers.prompts) is not None:
             yield from prompt_problems(config, prompts, "answers.prompts", MAX_PROMPTS)
         if trainer is not None:
-            yield from resume_problems(run.config, trainer)
+            if (resumption := resumption_of(trainer)) is not None:
+                yield from resumption.problems(run.config)
             yield from _image_problems(run, config, trainer)
 
     def warnings(self, run: Run, config: RunConfig, trainer: TrainerConfig | None) -> Iterator[Problem]:
         """Yields warnings about a run that has already finished, rotary frequencies, and names that are left over."""
-        if trainer is not None:
-            yield from resume_warnings(trainer)
+        if trainer is not None and (resumption := resumption_of(trainer)) is not None:
+            yield from resumption.warnings()
 
     def queued_stage(self, config: RunConfig) -> Stage | None:
         """The stage evaluate if `evaluation.every` is set, otherwise None."""

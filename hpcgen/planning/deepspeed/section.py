@@ -6,7 +6,7 @@ Most programs have no such section, so these modules are imported only for those
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -25,15 +25,46 @@ from hpcgen.planning.memory import GIB
 from hpcgen.planning.software import runtime
 
 
-def problems(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iterator[Problem]:
-    """Yields mistakes in the section, whose paths are absolute, and in the configuration of DeepSpeed in it. Without
-    any, yields what does not fit, unless memory_check makes that a warning.
-    """
-    mistakes = list(_mistakes(run, section, allocation))
-    yield from mistakes
-    if not mistakes and run.config.memory_check == "error":
-        for problem in memory_problems(run, section, allocation):
-            yield replace(problem, hint=f"{problem.hint}, or use --set memory_check=warning")
+@dataclass(frozen=True)
+class Section:
+    """The section, whose paths are absolute, and the allocation of the job."""
+
+    settings: DeepSpeedConfig
+    allocation: Allocation
+
+    def problems(self, run: Run) -> Iterator[Problem]:
+        """Yields mistakes in the section, and in the configuration of DeepSpeed in it. Without any, yields what does
+        not fit, unless memory_check makes that a warning.
+        """
+        mistakes = list(_mistakes(run, self.settings, self.allocation))
+        yield from mistakes
+        if not mistakes and run.config.memory_check == "error":
+            for problem in self.memory_problems(run):
+                yield replace(problem, hint=f"{problem.hint}, or use --set memory_check=warning")
+
+    def memory_problems(self, run: Run) -> Iterator[Problem]:
+        """Yields a problem if DeepSpeed needs more memory than a GPU or a node has, according to the estimate."""
+        fit = configured_fit(self.settings, self.allocation, run.node_type)
+        yield from fit_problems(self.settings, fit) if fit is not None else ()
+
+    def complete_config(self, values: Mapping[str, str]) -> dict[str, Any]:
+        """DeepSpeed's complete configuration. `values` replace the placeholders in its strings."""
+        return config_with(self._filled(), values)
+
+    def summary(self, node_type: NodeType) -> dict[str, Any]:
+        """The batch, the ZeRO stage and the memory, as `validate --json` has them."""
+        fit = configured_fit(self.settings, self.allocation, node_type)
+        return {
+            "train_batch_size": self._filled().get(batch.TRAIN),
+            "zero_stage": self.settings.config.get("zero_optimization", {}).get("stage", 0),
+            "memory_gib_per_gpu": fit and fit.estimate.gpu / GIB,
+            "memory_gib_per_node": fit and fit.estimate.host / GIB,
+            "nvme_gib_per_node": fit and fit.estimate.nvme / GIB,
+        }
+
+    def _filled(self) -> dict[str, Any]:
+        copies = self.allocation.nodes * self.allocation.ranks_per_node // self.settings.model_parallel_size
+        return batch.filled(self.settings.config, copies)
 
 
 def _mistakes(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iterator[Problem]:
@@ -71,33 +102,3 @@ def _swap_problems(run: Run, config: Mapping[str, Any]) -> Iterator[Problem]:
         if not any(PurePosixPath(path).is_relative_to(place) for place in visible):
             hint = 'use "{SCRATCH}", or add the directory to container.mounts'
             yield problem(f"{ZERO}.{name}.nvme_path", "is not mounted in the container", hint)
-
-
-def complete_config(
-    section: DeepSpeedConfig, allocation: Allocation, values: Mapping[str, str]
-) -> dict[str, Any]:
-    """DeepSpeed's complete configuration. `values` replace the placeholders in its strings."""
-    return config_with(_filled(section, allocation), values)
-
-
-def memory_problems(run: Run, section: DeepSpeedConfig, allocation: Allocation) -> Iterator[Problem]:
-    """Yields a problem if DeepSpeed needs more memory than a GPU or a node has, according to the estimate."""
-    fit = configured_fit(section, allocation, run.node_type)
-    yield from fit_problems(section, fit) if fit is not None else ()
-
-
-def summary(section: DeepSpeedConfig, allocation: Allocation, node_type: NodeType) -> dict[str, Any]:
-    """The batch, the ZeRO stage and the memory, as `validate --json` has them."""
-    fit = configured_fit(section, allocation, node_type)
-    return {
-        "train_batch_size": _filled(section, allocation).get(batch.TRAIN),
-        "zero_stage": section.config.get("zero_optimization", {}).get("stage", 0),
-        "memory_gib_per_gpu": fit and fit.estimate.gpu / GIB,
-        "memory_gib_per_node": fit and fit.estimate.host / GIB,
-        "nvme_gib_per_node": fit and fit.estimate.nvme / GIB,
-    }
-
-
-def _filled(section: DeepSpeedConfig, allocation: Allocation) -> dict[str, Any]:
-    copies = allocation.nodes * allocation.ranks_per_node // section.model_parallel_size
-    return batch.filled(section.config, copies)
