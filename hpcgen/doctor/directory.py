@@ -11,6 +11,7 @@ from pathlib import Path
 from hpcgen.config.stages import MACHINE_FILE, TRAINER_FILE
 from hpcgen.doctor.cause import Cause, Effect
 from hpcgen.doctor.run_files import MARKERS, RunFiles, read_start
+from hpcgen.planning.checkpointing import checkpoint_bytes
 from hpcgen.runs.metrics_line import decode
 from hpcgen.slurm.job_files import EXCLUDED, JOBS, RUNNING
 from hpcgen.text import counted, duration, size_text
@@ -19,8 +20,6 @@ from trainer.contract.files import checkpoint_files
 from trainer.contract.files.regular_file import IrregularFileError, open_regular, require_regular
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.files.shared_files import foreign_link, user
-from trainer.contract.model.model_size import checkpoint_bytes
-from trainer.contract.optimizers import optimizer_of
 
 FILES = (*MARKERS, RunDirectory.METRICS, RunDirectory.TRAINED_WITH, RunDirectory.HEARTBEAT, EXCLUDED)
 REPLACED = (RunDirectory.STOPPED, RunDirectory.FAILED, RUNNING)
@@ -160,10 +159,7 @@ def _checkpoint_size(files: RunFiles) -> tuple[int, str]:
             size = sum(file["bytes"] for file in newest.record["files"].values())
             return size, f"{newest.path.name} takes"
         if files.trainer is not None:
-            model, keys = files.trainer.model, files.trainer.training
-            return checkpoint_bytes(
-                model, keys.precision, optimizer_of(files.trainer.optimizer), files.trainer.lora
-            ), "a checkpoint takes"
+            return checkpoint_bytes(files.trainer), "a checkpoint takes"
     except (OSError, TrainerError, ArithmeticError, TypeError, AssertionError):
         pass
     return 0, "the next file takes"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 
 from trainer.contract.config import CheckpointConfig, TrainerConfig
+from trainer.contract.model.adapters import adapter_parameter_count
 from trainer.contract.model.flops import flops_per_iteration
-from trainer.contract.model.model_size import checkpoint_bytes
+from trainer.contract.model.frozen import frozen
+from trainer.contract.model.model_size import layers_parameter_count, mtp_parameter_count, parameter_count
 from trainer.contract.optimizers import optimizer_of
+from trainer.contract.optimizers.kind import AVERAGE_BYTES
 from trainer.contract.validation import batches_per_evaluation
 
 ASSUMED_MFU = 0.2
@@ -25,6 +28,32 @@ LEAD_MARGIN_S = 60
 """Safety margin (seconds). Slurm delivers the signal up to 10 s early, and kills the job 30 s after the limit."""
 
 
+def checkpoint_bytes(trainer: TrainerConfig) -> int:
+    """Size of a checkpoint of the resolved `trainer` in bytes.
+
+    It has all weights, and the state of the optimizer and the average (training.ema_decay) of what is trained. Of a run
+    with adapters, it has only the adapters.
+    """
+    model, optimizer = trainer.model, optimizer_of(trainer.optimizer)
+    of_weight = 4 if trainer.training.precision == "fp32" else 2
+    of_average = AVERAGE_BYTES if trainer.training.ema_decay else 0
+    of_layer, of_table = (
+        optimizer.state_bytes("layer") + of_average,
+        optimizer.state_bytes("table") + of_average,
+    )
+    if trainer.lora.rank is not None:
+        return adapter_parameter_count(trainer.lora, model) * (of_weight + of_layer)
+    in_layers = layers_parameter_count(model) + (model.mtp_num_layers or 0) * mtp_parameter_count(model)
+    in_tables = parameter_count(model) - in_layers
+    weights = (in_layers + in_tables) * of_weight
+    if trainer.training.freeze:
+        has_engine = trainer.training.transformer_impl != "torch"
+        kept = frozen(model, trainer.training.freeze, transformer_engine=has_engine)
+        in_layers -= sum(kept.layers) + sum(kept.experts)
+        in_tables -= kept.embedding + kept.positions + kept.output + kept.final_norm
+    return weights + in_layers * of_layer + in_tables * of_table
+
+
 def save_gb_s(trainer: TrainerConfig, write_gb_s: float | None) -> float:
     """The bandwidth of the storage (GB/s) or of all ranks, whichever is lower.
 
@@ -35,9 +64,7 @@ def save_gb_s(trainer: TrainerConfig, write_gb_s: float | None) -> float:
 
 def save_time_s(trainer: TrainerConfig, write_gb_s: float | None) -> float:
     """Seconds to write one checkpoint."""
-    size = checkpoint_bytes(
-        trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer), trainer.lora
-    )
+    size = checkpoint_bytes(trainer)
     return size / (save_gb_s(trainer, write_gb_s) * 1e9)
 
 
@@ -57,12 +84,7 @@ def staged_bytes(trainer: TrainerConfig) -> int:
 
     A synchronous save copies it as well, because the same thread writes it.
     """
-    return (
-        checkpoint_bytes(
-            trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer), trainer.lora
-        )
-        // trainer.world_size
-    )
+    return checkpoint_bytes(trainer) // trainer.world_size
 
 
 def slow_step_s(trainer: TrainerConfig) -> float:

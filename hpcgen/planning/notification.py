@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from hpcgen.config.run import RunConfig
+from hpcgen.planning.checkpointing import checkpoint_bytes
 from trainer.contract.config import TrainerConfig
-from trainer.contract.model.model_size import checkpoint_bytes
-from trainer.contract.optimizers import optimizer_of
 
 
 def notification(config: RunConfig, trainer: TrainerConfig | None) -> dict[str, object]:
@@ -28,7 +27,5 @@ def _two_checkpoints_gb(trainer: TrainerConfig | None) -> float:
     """Space of the next two checkpoints. 0, which is never too little, if hpcgen's trainer does not save them."""
     if trainer is None:
         return 0.0
-    size = checkpoint_bytes(
-        trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer), trainer.lora
-    )
+    size = checkpoint_bytes(trainer)
     return 2 * size / 1e9

@@ -14,8 +14,6 @@ from hpcgen.run_plan.plan import Plan, located_in
 from hpcgen.text import counted, duration, scaled, size_text
 from trainer.contract.config import TrainerConfig
 from trainer.contract.model.batch_size import total_samples
-from trainer.contract.model.model_size import checkpoint_bytes
-from trainer.contract.optimizers import optimizer_of
 
 COLUMNS = {
     **{"": "<20", "TiB": ">5", "holds": ">7", "GB/s": ">6", "to write": ">12", "warning": ">12"},
@@ -48,7 +46,7 @@ def _storage(plan: Plan, trainer: TrainerConfig, step_s: float) -> dict[str, Any
     checkpoint, num_steps = trainer.checkpoint, trainer.training.train_iters
     saves = checkpointing.num_saves(checkpoint, num_steps, step_s)
     kept = storage.kept_checkpoints(checkpoint, num_steps, saves)
-    size = _checkpoint_bytes(trainer)
+    size = checkpointing.checkpoint_bytes(trainer)
     tokens = total_samples(trainer.training) * trainer.model.seq_length
     assert trainer.model.vocab_size
     return {
@@ -122,12 +120,6 @@ def _file_system(
         "best_interval_s": best_s,
         "least_lost": costs.lost(best_s),
     }
-
-
-def _checkpoint_bytes(trainer: TrainerConfig) -> int:
-    return checkpoint_bytes(
-        trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer), trainer.lora
-    )
 
 
 def _warnings(saving: dict[str, Any] | None, trainer: TrainerConfig, step_s: float) -> Iterator[Problem]:

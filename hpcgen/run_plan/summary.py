@@ -22,8 +22,7 @@ from trainer.contract.config import TrainerConfig
 from trainer.contract.model.adapters import adapter_parameter_count
 from trainer.contract.model.batch_size import total_samples
 from trainer.contract.model.experts import num_moe_layers
-from trainer.contract.model.model_size import active_parameter_count, checkpoint_bytes, parameter_count
-from trainer.contract.optimizers import optimizer_of
+from trainer.contract.model.model_size import active_parameter_count, parameter_count
 from trainer.contract.resuming.change import Change
 
 
@@ -147,9 +146,7 @@ def _training(plan: Plan, pairs: list[dict[str, Any]]) -> dict[str, Any]:
         "parameter_gib_per_device": memory.parameter_bytes / GIB,
         "activation_gib_per_device": memory.activation_bytes / GIB,
         "kernel_gib_per_device": memory.kernel_bytes / GIB,
-        "checkpoint_bytes": checkpoint_bytes(
-            trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer), trainer.lora
-        ),
+        "checkpoint_bytes": checkpointing.checkpoint_bytes(trainer),
         "storage_write_gb_s": write_gb_s or checkpointing.ASSUMED_WRITE_GB_S,
         "checks_nodes_first": stage.checks_nodes,
         "save_time_s": checkpointing.save_time_s(trainer, write_gb_s),

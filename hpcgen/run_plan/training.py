@@ -27,8 +27,6 @@ from trainer.contract.config import AnswersConfig, BlendConfig, ModelConfig, Tra
 from trainer.contract.config.resolve import resolve
 from trainer.contract.model.experts import expert_tensor_parallel_size
 from trainer.contract.model.layout import Layout
-from trainer.contract.model.model_size import checkpoint_bytes
-from trainer.contract.optimizers import optimizer_of
 from trainer.contract.record import record
 from trainer.contract.rules.facts import Facts, World
 
@@ -296,9 +294,7 @@ def _space_warning(trainer: TrainerConfig) -> list[Problem]:
     # half of a slow step is a typical one: enough to decide whether to warn
     step_s = checkpointing.slow_step_s(trainer) / 2
     saves = checkpointing.num_saves(trainer.checkpoint, trainer.training.train_iters, step_s)
-    size = checkpoint_bytes(
-        trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer), trainer.lora
-    )
+    size = checkpointing.checkpoint_bytes(trainer)
     if trainer.checkpoint.keep_last is not None or saves * size < MUCH_SPACE_BYTES:
         return []
     reason = f"keeps every checkpoint of the run, {size_text(size)} each"
@@ -345,12 +341,7 @@ def _segment_warning(run: Run, config: RunConfig, allocation: Allocation) -> lis
 
 def _storage_warning(run: Run, trainer: TrainerConfig) -> list[Problem]:
     """Warns about a large checkpoint if the storage bandwidth, on which its timing depends, was not measured."""
-    size_gb = (
-        checkpoint_bytes(
-            trainer.model, trainer.training.precision, optimizer_of(trainer.optimizer), trainer.lora
-        )
-        / 1e9
-    )
+    size_gb = checkpointing.checkpoint_bytes(trainer) / 1e9
     write_gb_s = run.cluster.storage_write_gb_s
     is_measured = write_gb_s is not None and is_set_by_site(run.cluster_document, "storage_write_gb_s")
     if size_gb < LARGE_CHECKPOINT_GB or is_measured:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 from hpcgen.planning.repairs import WARNINGS, check
 from trainer.contract.config import (
@@ -12,6 +13,7 @@ from trainer.contract.config import (
     OptimizerConfig,
     ParallelismConfig,
     RopeScaling,
+    TrainerConfig,
     TrainingConfig,
 )
 from trainer.contract.problem import Problem
@@ -57,6 +59,21 @@ def valid_facts(device_memory_gib: float = 80, device: str = "cuda", **changes: 
         path = facts.world.path if name == "nodes" else name.replace("__", ".")
         facts = facts.with_value(path, value)
     return facts
+
+
+def trainer_of(model: ModelConfig, **training: Any) -> TrainerConfig:
+    """One step of one GPU with the resolved `model`."""
+    return TrainerConfig(
+        name="n",
+        run_dir="/r",
+        device="cuda",
+        world_size=1,
+        model=model,
+        parallelism=ParallelismConfig(),
+        training=TrainingConfig(micro_batch_size=1, global_batch_size=1, train_iters=1, **training),
+        optimizer=OptimizerConfig(lr=1e-4),
+        data=BlendConfig(mock=True),
+    )
 
 
 def errors(**changes: object) -> list[str]:

@@ -6,23 +6,18 @@ import dataclasses
 
 import pytest
 
+from hpcgen.planning.checkpointing import checkpoint_bytes
+from tests.planning.cases import trainer_of
 from trainer.contract.config import (
-    BlendConfig,
     ModelConfig,
-    OptimizerConfig,
-    ParallelismConfig,
-    TrainerConfig,
-    TrainingConfig,
 )
 from trainer.contract.config.resolve import resolve_model
 from trainer.contract.model.flops import flops_per_iteration
 from trainer.contract.model.model_size import (
     active_parameter_count,
-    checkpoint_bytes,
     parameter_count,
     parameter_names,
 )
-from trainer.contract.optimizers.adamw import ADAMW
 
 
 def gpt3(num_layers: int, hidden_size: int, num_attention_heads: int) -> ModelConfig:
@@ -192,27 +187,18 @@ def test_gpt3_175b_has_its_name():
 
 
 def test_a_175b_checkpoint_takes_2_4_terabytes():
-    assert checkpoint_bytes(gpt3(96, 12288, 96), "bf16", ADAMW) == pytest.approx(2.44e12, rel=2e-3)
+    assert checkpoint_bytes(trainer_of(gpt3(96, 12288, 96), precision="bf16")) == pytest.approx(
+        2.44e12, rel=2e-3
+    )
 
 
 def test_fp32_checkpoints_hold_the_weights_twice():
     model = gpt3(24, 2048, 16)
-    assert checkpoint_bytes(model, "fp32", ADAMW) == 16 * parameter_count(model)
+    assert checkpoint_bytes(trainer_of(model, precision="fp32")) == 16 * parameter_count(model)
 
 
 def flops_per_token(model: ModelConfig) -> float:
-    config = TrainerConfig(
-        name="n",
-        run_dir="/r",
-        device="cuda",
-        world_size=1,
-        model=model,
-        parallelism=ParallelismConfig(),
-        training=TrainingConfig(micro_batch_size=1, global_batch_size=1, train_iters=1),
-        optimizer=OptimizerConfig(lr=1e-4),
-        data=BlendConfig(mock=True),
-    )
-    return flops_per_iteration(config) / model.seq_length
+    return flops_per_iteration(trainer_of(model)) / model.seq_length
 
 
 def test_flops_are_those_of_the_paper():

@@ -13,13 +13,13 @@ import pytest
 from hpcgen.config.presets import PRESETS
 from hpcgen.data.indexed_dataset import IndexedDatasetWriter, token_dtype
 from hpcgen.planning import storage
+from hpcgen.planning.checkpointing import checkpoint_bytes
 from hpcgen.planning.storage import LUSTRE_TIERS, SaveCosts
 from hpcgen.text import size_text
+from tests.planning.cases import trainer_of
 from tests.runs import big_run, planned
 from trainer.contract.config import CheckpointConfig, ModelConfig, TrainerConfig
 from trainer.contract.config.resolve import resolve_model
-from trainer.contract.model.model_size import checkpoint_bytes
-from trainer.contract.optimizers.adamw import ADAMW
 
 GB = 1e9
 ROOT = Path(__file__).parents[2]
@@ -148,7 +148,7 @@ def test_the_sizes_of_a_pair_are_those_of_its_files(tmp_path: Path, vocab_size, 
 def size(preset: str) -> int:
     """Bytes of a checkpoint of a preset with GPT-2's vocabulary."""
     shape = {"padded_vocab_size": 50304, **PRESETS[preset].sections["model"]}
-    return checkpoint_bytes(resolve_model(ModelConfig(**shape)), "bf16", ADAMW)
+    return checkpoint_bytes(trainer_of(resolve_model(ModelConfig(**shape)), precision="bf16"))
 
 
 def seconds_text(seconds: float) -> str:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint
+
+from hpcgen.planning.checkpointing import checkpoint_bytes
+from trainer.contract.config import TrainerConfig, from_dict
+from trainer.contract.config.resolve import resolve
+from trainer.contract.files import checkpoint_files
+from trainer.contract.files.run_directory import RunDirectory
 
 
 def assert_same_checkpoint(one: Path, other: Path) -> None:
@@ -31,3 +38,11 @@ def load_all(checkpoint: Path) -> dict[str, torch.Tensor]:
         warnings.simplefilter("ignore")
         torch.distributed.checkpoint.load(state, storage_reader=reader, no_dist=True)
     return state
+
+
+def assert_predicted_size(run: Path, iteration: int) -> None:
+    """The tensors of a checkpoint have the number of bytes that hpcgen predicts."""
+    content = json.loads((run / RunDirectory.TRAINED_WITH).read_bytes())
+    trainer = resolve(from_dict(TrainerConfig, content, "test"))
+    tensors = load_all(checkpoint_files.iteration_directory(run / "checkpoints", iteration))
+    assert checkpoint_bytes(trainer) == sum(tensor.nbytes for tensor in tensors.values())

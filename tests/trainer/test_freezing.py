@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.trainer.runs import GPT, LLAMA, MOE, TWO_LAYERS, Run, finished, gpt_config, run
-from tests.trainer.tensors import assert_same_checkpoint, load_all
+from tests.trainer.tensors import assert_predicted_size, assert_same_checkpoint, load_all
 from trainer.contract.files.checkpoint_files import iteration_directory
 
 pytestmark = pytest.mark.process
@@ -59,6 +59,7 @@ def test_frozen_parameters_keep_their_weights_and_have_no_state(alone: Run) -> N
     assert not trained & frozen
     states = {name for name in tensors if name.startswith("optimizer.state.")}
     assert not [name for name in states if "embedding" in name]
+    assert_predicted_size(alone.directory, 4)
     # A tensor of a checkpoint has all layers; two of four are frozen.
     weight = "decoder.layers.self_attention.linear_qkv.weight"
     first, last = at(1, alone)[weight], tensors[weight]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.trainer.runs import LLAMA, Run, finished, gpt_config
-from tests.trainer.tensors import assert_same_checkpoint, load_all
+from tests.trainer.tensors import assert_predicted_size, assert_same_checkpoint, load_all
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.checkpoint_files import iteration_directory
 from trainer.huggingface.averaging import write_moving_average
@@ -53,6 +53,7 @@ def test_the_average_becomes_a_checkpoint_with_weights(corpus: str, alone: Run, 
     config = averaging(corpus, tmp_path / "run")
     config["training"]["freeze"] = ["embedding.*", "decoder.layers.[01].*"]
     for ended in (alone, finished(config)):
+        assert_predicted_size(ended.directory, 4)
         destination = tmp_path / f"ema-{ended.directory.name}"
         write_moving_average(ended.directory, destination, print)
         tensors, source = load_all(destination / "iter_0000004"), at(4, ended)

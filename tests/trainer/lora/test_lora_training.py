@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.trainer.runs import LLAMA, MOE, Run, finished, gpt_config, run
-from tests.trainer.tensors import load_all
+from tests.trainer.tensors import assert_predicted_size, load_all
 from trainer.contract.files.checkpoint_files import read_record, record_text
 from trainer.inference.checkpoint import find_checkpoint, inference_config
 from trainer.inference.loading import load_part
@@ -100,6 +100,7 @@ def test_adapters_of_another_run_are_continued_or_started_from(
     config["run_dir"] = str(tmp_path / "started")
     config["checkpoint"]["finetune"] = True
     started = finished(config)
+    assert_predicted_size(started.directory, 6)
     assert started.steps[0][0] == 1
     assert started.steps[0][1] < single_lora.steps[0][1]
 

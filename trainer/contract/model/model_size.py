@@ -1,12 +1,10 @@
-"""Sizes that follow from the shape of a model: number and names of parameters, and the bytes of a checkpoint."""
+"""Number and names of the parameters of a model, which follow from its shape."""
 
 from __future__ import annotations
 
 from trainer.contract.attention import attention_of
-from trainer.contract.config import LoraConfig, ModelConfig
-from trainer.contract.model.adapters import WITHOUT_ADAPTERS, adapter_parameter_count
+from trainer.contract.config import ModelConfig
 from trainer.contract.model.experts import moe_layer_pattern, num_moe_layers
-from trainer.contract.optimizers.kind import Optimizer
 
 
 def parameter_count(model: ModelConfig) -> int:
@@ -116,23 +114,6 @@ def norm_parameter_count(model: ModelConfig) -> int:
 
 def _norm_parameters(model: ModelConfig) -> tuple[str, ...]:
     return ("weight", "bias") if model.normalization == "LayerNorm" else ("weight",)
-
-
-def checkpoint_bytes(
-    model: ModelConfig, precision: str, optimizer: Optimizer, lora: LoraConfig = WITHOUT_ADAPTERS
-) -> int:
-    """Size of one checkpoint of the resolved `model` in bytes: weights and the state of the optimizer.
-
-    With `lora`, checkpoints contain only adapters.
-    """
-    if lora.rank is not None:
-        of_weight = 4 if precision == "fp32" else 2
-        return adapter_parameter_count(lora, model) * int(of_weight + optimizer.state_bytes("layer"))
-    count = parameter_count(model)
-    in_layers = layers_parameter_count(model) + (model.mtp_num_layers or 0) * mtp_parameter_count(model)
-    weights = count * (4 if precision == "fp32" else 2)
-    in_tables = count - in_layers
-    return weights + in_layers * optimizer.state_bytes("layer") + in_tables * optimizer.state_bytes("table")
 
 
 def parameter_names(model: ModelConfig, *, transformer_engine: bool = False) -> list[str]:
