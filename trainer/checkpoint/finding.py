@@ -20,17 +20,14 @@ from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import FORMAT, METADATA, STARTED, TRACKER, Checkpoint
 from trainer.contract.files.run_directory import RunDirectory, publish
-from trainer.contract.problem import Problem
+from trainer.contract.problem import Problem, listed
 from trainer.contract.resuming import base_model, evidence, hyperparameters, provenance
 from trainer.contract.resuming.change import Change
 from trainer.contract.resuming.confirmations import Confirmations
-from trainer.contract.wording import counted, few
+from trainer.contract.wording import counted
 from trainer.faults import lock, storage
 from trainer.faults.storage import at_rank_0
 from trainer.metrics.console import Log
-
-MAX_PROBLEMS = 5
-"""Maximum number of problems in the log line of a broken checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -208,11 +205,7 @@ def _base(
     if base_model.has_adapters(found.record):
         base = at_rank_0(lambda: base_model.find(found.record or {}, config.checkpoint.load), found.path)
         if broken := reading.problems(base, beat):
-            shown = few(list(map(str, broken)), MAX_PROBLEMS, separator=";")
-            raise TrainerError(
-                f"{base.path}, the model of the adapters in {found.path}, is broken: {shown}. Restore it",
-                scope=Scope.ALL_RANKS,
-            )
+            raise TrainerError(base_model.damage(base, found.path, broken), scope=Scope.ALL_RANKS)
     origins[base_model.ORIGIN] = at_rank_0(lambda: base_model.entry(base), base.path)
     return base
 
@@ -261,8 +254,7 @@ def _newest_valid(
         if not problems:
             return checkpoint, tuple(passed_over)
         done = at_rank_0(partial(_move_away, checkpoint), path, "renamed") if is_own else "It was skipped"
-        shown = few(list(map(str, problems)), MAX_PROBLEMS, separator=";")
-        passed_over.append(f"{checkpoint.path}: {shown}. {done}")
+        passed_over.append(f"{checkpoint.path}: {listed(problems)}. {done}")
         log.line(f"BROKEN CHECKPOINT {passed_over[-1]}")
     return None, tuple(passed_over)
 

@@ -15,12 +15,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer.checkpoint import megatron_lm
 from trainer.checkpoint import state as contents
-from trainer.checkpoint.finding import MAX_PROBLEMS, Source
+from trainer.checkpoint.finding import Source
 from trainer.checkpoint.foreign import read_foreign
 from trainer.checkpoint.loading_errors import raise_environment_fault, scope_of
 from trainer.contract.config import ParallelismConfig
 from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.files.checkpoint_files import Checkpoint
+from trainer.contract.wording import few
 from trainer.model.build import gather_weights
 from trainer.model.vocabulary import add_tokens
 from trainer.step import TrainingState
@@ -125,7 +126,7 @@ def _require_all(absent: set[str], path: Path) -> None:
     """Raise TrainerError on all ranks if tensors are absent."""
     if absent:
         raise TrainerError(
-            f"{path} belongs to another model: it has no {', '.join(sorted(absent)[:MAX_PROBLEMS])}",
+            f"{path} belongs to another model: it has no {few(sorted(absent), 5)}",
             scope=Scope.ALL_RANKS,
         )
 

@@ -37,7 +37,7 @@ from trainer.contract.resuming import hyperparameters
 from trainer.contract.wording import counted
 from trainer.data.datasets import Reading
 from trainer.data.own_run import OwnReading
-from trainer.distributed.groups import from_rank_0
+from trainer.distributed.groups import from_rank_0, this_rank
 from trainer.faults import storage
 from trainer.metrics.console import Log
 from trainer.metrics.versions import versions
@@ -406,6 +406,6 @@ def _with_not_saved(function: Callable[[], T]) -> T:
 
 
 def _failure(error: BaseException) -> str:
-    where = f"rank {torch.distributed.get_rank()} on {socket.gethostname()}"
+    where = this_rank()
     why = storage.reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     return f"a checkpoint could not be saved: {where}: {why}. Earlier complete checkpoints are kept"

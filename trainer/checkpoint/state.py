@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from trainer.contract.errors import NonFiniteError
 from trainer.contract.files.checkpoint_files import TRAINER_MARK
 from trainer.contract.optimizers.kind import AVERAGE_BYTES, Kind, Optimizer
 from trainer.contract.wording import counted
+from trainer.distributed.groups import this_rank
 from trainer.lora.adapter import is_adapter
 from trainer.optimizer import parameter_groups
 from trainer.optimizer.build import PARTS, optimizers_of
@@ -138,7 +138,7 @@ def check_loaded(state: TrainingState, path: Path) -> None:
 def raise_not_finite(what: str | None, problem: str, consequence: str) -> None:
     """Raise NonFiniteError on all ranks if any rank passes `what`, the name of values that are not finite."""
     found: list[str | None] = [None] * torch.distributed.get_world_size()
-    here = what and f"rank {torch.distributed.get_rank()} on {socket.gethostname()}: {what}"
+    here = what and f"{this_rank()}: {what}"
     torch.distributed.all_gather_object(found, here)
     if named := [each for each in found if each]:
         others = f" (also on {counted(len(named) - 1, 'other rank')})" if len(named) > 1 else ""

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from trainer.contract.record import record
+from trainer.contract.wording import few
 
 
 class FilePlace(str):
@@ -101,6 +102,11 @@ class Problem:
     def __str__(self) -> str:
         """The message: place, what with its value, why, and what to do."""
         return f"{self.sentence}; {self.advice}" if self.advice else self.sentence
+
+
+def listed(problems: Sequence[Problem], shown: int = 5) -> str:
+    """The first of many problems in one line, and the number of the others."""
+    return few(list(map(str, problems)), shown, separator=";")
 
 
 def in_yaml(value: object) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import signal
-import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from trainer.data import documents
 from trainer.data.microbatch import IS_FIRST, OWN_POSITIONS, PADDING, MicroBatch
 from trainer.data.own import Refused, StreamReader, StreamSamples
 from trainer.data.own_samples import SampleError
+from trainer.distributed.groups import this_rank
 from trainer.distributed.sequence import zigzag_positions
 from trainer.model import experts
 
@@ -195,7 +195,7 @@ def micro_batches(
     in_sample = positions.to(device).expand(size, -1)
     for load in loader:
         if load.problem:
-            raise TrainerError(f"{_place()}: {load.problem}")
+            raise TrainerError(f"{this_rank()}: {load.problem}")
         if stream is not None and load.end is not None:
             stream.note(*load.end)
         _check_ids(load.largest_id, config.model.padded_vocab_size)
@@ -280,14 +280,10 @@ def _check_ids(largest: int, rows: int) -> None:
     """
     if largest >= rows:
         raise TrainerError(
-            f"{_place()}: the data contains the token ID {largest}, "
+            f"{this_rank()}: the data contains the token ID {largest}, "
             f"but the embedding has {rows} rows (model.padded_vocab_size). The data was made with another tokenizer or "
             "is damaged; `hpcgen data verify -c RUN.yaml` names the place"
         )
-
-
-def _place() -> str:
-    return f"rank {torch.distributed.get_rank()} on {socket.gethostname()}"
 
 
 def _ignore_stop_signals(worker: int) -> None:

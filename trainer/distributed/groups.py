@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import itertools
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -103,6 +104,11 @@ def build(
         use_sharp=layout.use_sharp,
     )
     return ProcessGroupCollection.use_mpu_process_groups()
+
+
+def this_rank() -> str:
+    """This rank and its host, for messages of a process that has joined the group."""
+    return f"rank {torch.distributed.get_rank()} on {socket.gethostname()}"
 
 
 def from_last_stage(values: torch.Tensor, groups: ProcessGroupCollection) -> torch.Tensor:

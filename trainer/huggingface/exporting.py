@@ -20,6 +20,7 @@ from trainer.contract.errors import TrainerError
 from trainer.contract.families.huggingface import FAMILIES, config_of, family_for
 from trainer.contract.families.model_family import LAYERS, Family, Weight, in_order
 from trainer.contract.model import rope_parameters
+from trainer.contract.wording import few
 from trainer.huggingface import card, check, generation, tokenizer_files
 from trainer.huggingface.adapters import MergedWeights, StoredAdapters, Weights
 from trainer.huggingface.destination import new_directory, sync_file, umask, write_json, write_text
@@ -170,7 +171,7 @@ def _check_tensors(source: Source, family: Family, stored: Weights) -> None:
             unused.discard(name)
     if unused:
         raise TrainerError(
-            f"{source.path} has tensors that {family.architecture} does not: {', '.join(sorted(unused)[:5])}"
+            f"{source.path} has tensors that {family.architecture} does not: {few(sorted(unused), 5)}"
         )
 
 

@@ -18,6 +18,7 @@ from trainer.contract.families.model_family import in_order
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import COMMON, COMPLETE, METADATA, TRACKER, TRAINER_MARK
 from trainer.contract.files.system_calls import sync_path
+from trainer.contract.problem import listed
 from trainer.huggingface import tokenizer_files
 from trainer.huggingface.destination import new_directory, sync_file, write_text
 from trainer.huggingface.reading import HuggingFaceDirectory
@@ -146,7 +147,6 @@ def verify(path: Path) -> None:
         TrainerError: the storage has something else than what was written.
     """
     if problems := checkpoint_files.problems(checkpoint_files.describe(path), hashes=False):
-        listed = "; ".join(map(str, problems))
         raise TrainerError(
-            f"the storage changed data that was written: {listed}. Check the storage and try again"
+            f"the storage changed data that was written: {listed(problems)}. Check the storage and try again"
         )

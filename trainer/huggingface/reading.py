@@ -16,7 +16,7 @@ from trainer.contract.families.huggingface import model_of
 from trainer.contract.families.model_family import HEAD, Family
 from trainer.contract.files.git_lfs import pointer_problem
 from trainer.contract.files.regular_file import read_bytes, require_regular
-from trainer.contract.wording import shown
+from trainer.contract.wording import few, shown
 from trainer.huggingface import layouts
 from trainer.huggingface.places import TensorPart, places
 from trainer.huggingface.transforms import expected_shapes
@@ -238,6 +238,6 @@ def _find_tensors(
                 unused.discard(place.stored)
     if unused:
         raise TrainerError(
-            f"{path} has tensors that {family.architecture} does not: {', '.join(sorted(unused)[:5])}"
+            f"{path} has tensors that {family.architecture} does not: {few(sorted(unused), 5)}"
         )
     return found

@@ -11,6 +11,7 @@ from trainer.contract.config.resolve import resolve_model
 from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import FORMAT
+from trainer.contract.problem import listed
 from trainer.contract.resuming import base_model
 from trainer.contract.resuming.record_shape import origins
 from trainer.distributed import device
@@ -60,7 +61,7 @@ def read_source(path: Path) -> Source:
     except OSError as error:
         raise TrainerError(f"{error.filename or path} cannot be read ({error.strerror})") from error
     if problems:
-        raise TrainerError(f"{path} is not a valid checkpoint: {'; '.join(map(str, problems[:5]))}")
+        raise TrainerError(f"{path} is not a valid checkpoint: {listed(problems)}")
     record = found.record or _read_foreign(path)
     if record.get("format", FORMAT) > FORMAT:
         raise TrainerError(f"{path} was written by a later version of the trainer. Use that version")
@@ -72,11 +73,8 @@ def read_source(path: Path) -> Source:
         return Source(path, found.iteration, model, record, found.is_foreign)
     try:
         stored = base_model.find(record, None)
-        if damage := checkpoint_files.problems(stored, hashes=True):
-            raise TrainerError(
-                f"{stored.path}, the model of the adapters in {path}, is broken: {'; '.join(map(str, damage[:5]))}. "
-                "Restore it"
-            )
+        if broken := checkpoint_files.problems(stored, hashes=True):
+            raise TrainerError(base_model.damage(stored, path, broken))
         base = read_source(stored.path)
     except OSError as error:
         model_path = base_model.path_of(record)

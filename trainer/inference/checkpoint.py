@@ -25,7 +25,7 @@ from trainer.contract.files.checkpoint_files import PREFIX, Checkpoint
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.model.pipeline import almost_even_layout
-from trainer.contract.problem import FilePlace, Problem
+from trainer.contract.problem import FilePlace, Problem, listed
 from trainer.contract.resuming import base_model
 from trainer.contract.rules.engine import FORWARD, require
 
@@ -100,7 +100,7 @@ def _checked(path: Path) -> Checkpoint:
         raise TrainerError(f"{path} is not a checkpoint: its name is not {PREFIX} and at least 7 digits")
     found = checkpoint_files.describe(path)
     if problems := checkpoint_files.problems(found, hashes=False):
-        raise TrainerError(f"{path} is not a complete checkpoint: {'; '.join(map(str, problems[:3]))}")
+        raise TrainerError(f"{path} is not a complete checkpoint: {listed(problems)}")
     return found
 
 

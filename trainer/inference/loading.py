@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer.checkpoint import reading
 from trainer.checkpoint import state as contents
-from trainer.checkpoint.finding import MAX_PROBLEMS
 from trainer.checkpoint.loading import sharding_of_complete
 from trainer.checkpoint.loading_errors import raise_environment_fault
 from trainer.contract.code import code_loading, imports
@@ -30,6 +29,7 @@ from trainer.contract.files.checkpoint_files import COMPLETE, Checkpoint
 from trainer.contract.files.shared_files import require_own
 from trainer.contract.resuming import base_model
 from trainer.contract.resuming.record_shape import origins
+from trainer.contract.wording import few
 from trainer.distributed.rendezvous import Ranks
 from trainer.faults.storage import at_rank_0
 from trainer.inference.checkpoint import inference_config
@@ -92,12 +92,8 @@ def load_part(found: Checkpoint, config: TrainerConfig, groups: ProcessGroupColl
     base = found
     if base_model.has_adapters(found.record):
         base = at_rank_0(lambda: base_model.find(found.record or {}, None), found.path)
-        if damage := reading.problems(base, lambda: None):
-            raise TrainerError(
-                f"{base.path}, the model of the adapters in {found.path}, is broken: "
-                f"{'; '.join(map(str, damage[:MAX_PROBLEMS]))}. Restore it",
-                scope=Scope.ALL_RANKS,
-            )
+        if broken := reading.problems(base, lambda: None):
+            raise TrainerError(base_model.damage(base, found.path, broken), scope=Scope.ALL_RANKS)
         _load_weights(chunk, found, contents.sharding(groups, adapters=True), is_adapter)
     _load_weights(chunk, base, sharding_of_complete(base, groups), lambda name: not is_adapter(name))
     return Model(config, chunk, groups)
@@ -170,8 +166,7 @@ def _load_weights(
         ) from error
     if missing:
         raise TrainerError(
-            f"{found.path} does not fit the model in its own record: it has no "
-            f"{', '.join(sorted(missing)[:MAX_PROBLEMS])}"
+            f"{found.path} does not fit the model in its own record: it has no {few(sorted(missing), 5)}"
         )
 
 

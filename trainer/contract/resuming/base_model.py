@@ -7,7 +7,7 @@ come from its own checkpoint. Adapters are useless with other weights, so a base
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import INDEX, METADATA, Checkpoint
 from trainer.contract.files.hashing import sha256
 from trainer.contract.files.regular_file import read_bytes
-from trainer.contract.problem import Problem
+from trainer.contract.problem import Problem, listed
 from trainer.contract.resuming.record_shape import origins
 
 ORIGIN = "base"
@@ -123,6 +123,11 @@ def find(record: Mapping[str, Any], load: str | None) -> Checkpoint:
         f"the adapters were trained on {path} (SHA-256 {str(known)[:SHA256_DIGITS]}), which {state}. Restore it, or "
         f"{moved}"
     )
+
+
+def damage(base: Checkpoint, adapters: Path, problems: Sequence[Problem]) -> str:
+    """The message for `problems` of the files of the base model of the `adapters`."""
+    return f"{base.path}, the model of the adapters in {adapters}, is broken: {listed(problems)}. Restore it"
 
 
 def _present(paths: Iterable[Path]) -> list[Path]:
