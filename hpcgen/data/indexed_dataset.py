@@ -1,20 +1,11 @@
 """Megatron-Core's .bin/.idx pair, byte for byte as megatron.core.datasets.indexed_dataset writes it, without torch.
 
-PREFIX.bin holds the token IDs of all sequences end to end. PREFIX.idx holds, as little-endian integers:
-    9 bytes    b"MMIDIDX\\0\\0"
-    uint64     version, 1
-    uint8      code of the ids' dtype
-    uint64     S, the number of sequences
-    uint64     D + 1, one more than the number of documents
-    int32[S]   tokens in each sequence
-    int64[S]   byte offset of each sequence in PREFIX.bin
-    int64[D+1] 0, then after each document the number of sequences so far
-In pairs made by hpcgen, a document is one sequence, or none if it has no tokens.
+`trainer.contract.files.index_header` describes the two files. In pairs made by hpcgen, a document is one sequence, or
+none if it has no tokens.
 """
 
 from __future__ import annotations
 
-import struct
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,12 +19,9 @@ from numpy.typing import NDArray
 from hpcgen.config.tokenizer import id_bytes
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
+from trainer.contract.files.index_header import DTYPES, HEADER_SIZE, Header, read_header
 from trainer.contract.files.regular_file import open_regular, require_regular
 
-_MAGIC = b"MMIDIDX\x00\x00"
-_HEADER = struct.Struct("<9sQBQQ")
-_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
-"""Codes of megatron.core.datasets.indexed_dataset.DType."""
 _LONGEST_SEQUENCE = 2**31 - 1
 _CHUNK_BYTES = 4 * 1024 * 1024
 """Bytes of document lengths to process at once; a multiple of their item size."""
@@ -103,8 +91,8 @@ class IndexedDatasetWriter:
 
     def write_index(self, idx_file: Writable) -> None:
         """Writes the index of everything added so far."""
-        code = next(code for code, name in _DTYPES.items() if np.dtype(name) == self._dtype)
-        idx_file.write(_HEADER.pack(_MAGIC, 1, code, self.num_sequences, self.num_documents + 1))
+        code = next(code for code, name in DTYPES.items() if np.dtype(name) == self._dtype)
+        idx_file.write(Header(code, self.num_sequences, self.num_documents).pack())
         for lengths in self._length_chunks():
             idx_file.write(lengths[lengths > 0].data)
         end = 0
@@ -154,42 +142,45 @@ def read_counts(prefix: Path) -> DatasetCounts:
     index, data = idx_path(prefix), bin_path(prefix)
     try:
         with open_regular(index) as file:
-            header = file.read(_HEADER.size)
+            beginning = file.read(HEADER_SIZE)
         require_regular(data)
         index_size, data_size = index.stat().st_size, data.stat().st_size
     except OSError as error:
         raise HpcgenError(
             f"cannot read the dataset {prefix}: {error}", "a dataset is a .bin and an .idx file"
         ) from error
-    if len(header) < _HEADER.size:
+    if len(beginning) < HEADER_SIZE:
         raise HpcgenError(
-            f"{counted(len(header), 'byte')}, less than the header of a Megatron index ({_HEADER.size})",
+            f"{counted(len(beginning), 'byte')}, less than the header of a Megatron index ({HEADER_SIZE})",
             "tokenize again",
             where=index,
         )
-    magic, version, code, sequences, documents = _HEADER.unpack(header)
-    if magic != _MAGIC or version != 1 or code not in _DTYPES:
+    header = read_header(beginning)
+    if header is None:
         raise HpcgenError(
             "not a Megatron index (version 1)", "give the prefix of a .bin/.idx pair", where=index
         )
-    if index_size < _HEADER.size + 12 * sequences + 8 * documents:
-        size = f"{index_size:,} bytes for {counted(sequences, 'sequence')} and {counted(documents - 1, 'document')}"
+    if index_size < header.file_size:
+        size = (
+            f"{index_size:,} bytes for {counted(header.num_sequences, 'sequence')} and "
+            f"{counted(header.num_documents, 'document')}"
+        )
         raise HpcgenError(f"truncated ({size})", "tokenize again", where=index)
-    dtype = np.dtype(_DTYPES[code])
-    end = _end(index, sequences, dtype.itemsize)
+    dtype = np.dtype(DTYPES[header.code])
+    end = _end(index, header)
     if end != data_size:
         raise HpcgenError(
             f"{data_size:,} bytes, but its index describes {end:,} bytes", "tokenize again", where=data
         )
-    return DatasetCounts(documents - 1, sequences, end // dtype.itemsize, dtype.name)
+    return DatasetCounts(header.num_documents, header.num_sequences, end // dtype.itemsize, dtype.name)
 
 
-def _end(index: Path, sequences: int, itemsize: int) -> int:
+def _end(index: Path, header: Header) -> int:
     """End of the last sequence in the .bin file in bytes: its offset plus its length."""
-    if not sequences:
+    if not header.num_sequences:
         return 0
     with open_regular(index) as file:
-        file.seek(_HEADER.size + 4 * (sequences - 1))
+        file.seek(HEADER_SIZE + 4 * (header.num_sequences - 1))
         length = int.from_bytes(file.read(4), "little")
-        file.seek(_HEADER.size + 12 * sequences - 8)
-        return int.from_bytes(file.read(8), "little") + length * itemsize
+        file.seek(header.bounds_at - 8)
+        return int.from_bytes(file.read(8), "little") + length * header.token_bytes

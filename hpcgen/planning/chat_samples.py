@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy
 
 from trainer.contract.config import TrainerConfig
+from trainer.contract.files.index_header import HEADER_SIZE
 from trainer.contract.files.loss_mask import mask_path
 from trainer.contract.files.regular_file import open_regular
 from trainer.packing.samples import ChatSamples, pack_chats
 
 
-def packed_chats(prefix: str, lengths_at: int, num_chats: int, trainer: TrainerConfig) -> ChatSamples | None:
-    """The samples of the first `num_chats` chats of a pair, whose lengths begin at byte `lengths_at` of its .idx file.
+def packed_chats(prefix: str, num_chats: int, trainer: TrainerConfig) -> ChatSamples | None:
+    """The samples of the first `num_chats` chats of a pair.
 
     None if none of them can be read, or if the loss mask is missing, too short or damaged: the trainer refuses such a
     pair.
@@ -23,7 +24,7 @@ def packed_chats(prefix: str, lengths_at: int, num_chats: int, trainer: TrainerC
         return None
     try:
         with open_regular(f"{prefix}.idx") as file:
-            lengths = numpy.asarray(numpy.memmap(file, "<i4", "r", lengths_at, (num_chats,)))
+            lengths = numpy.asarray(numpy.memmap(file, "<i4", "r", HEADER_SIZE, (num_chats,)))
         with open_regular(mask_path(prefix)) as file:
             mask = numpy.memmap(file, numpy.uint8, "r", 0, (int(lengths.sum(dtype=numpy.int64)),))
         samples = pack_chats(lengths, mask, trainer.model.seq_length, packed=trainer.data.sft_packing)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import importlib.util
 import mmap
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcgen.planning.resuming import resumption_of
 from trainer.contract.config import Dataset, TrainerConfig
+from trainer.contract.files.index_header import HEADER_SIZE, read_header
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.resuming import sampling
 from trainer.contract.resuming.data_stages import stages_left
@@ -28,13 +28,9 @@ from trainer.packing.counts import Counts
 if TYPE_CHECKING:
     from trainer.packing.samples import ChatSamples
 
-_HEADER = struct.Struct("<9sQBQQ")
-"""Beginning of an .idx file: magic, version, code of the token type, number of sequences, number of documents + 1."""
 MAX_CHAT_TOKENS = 5 * 10**9
 """Maximum number of tokens of the chats of a run that are packed, which takes some seconds.
 The samples of more are estimated."""
-_TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}
-"""Bytes of a token by the code of its type."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +169,7 @@ def _packed(trainer: TrainerConfig, pairs: Sequence[_Pair]) -> dict[str, ChatSam
         return {}
     from hpcgen.planning.chat_samples import packed_chats
 
-    found = {pair.prefix: packed_chats(pair.prefix, _HEADER.size, pair.end, trainer) for pair in pairs}
+    found = {pair.prefix: packed_chats(pair.prefix, pair.end, trainer) for pair in pairs}
     return {prefix: samples for prefix, samples in found.items() if samples}
 
 
@@ -241,15 +237,13 @@ def _is_same_pair(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _read_sizes(prefix: str, share: float) -> _Pair | None:
     """The sizes of a pair of which training gets a share; None if the path does not exist or is not a pair."""
     index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-    if not (index.is_file() and data.is_file()) or index.stat().st_size < _HEADER.size:
+    if not (index.is_file() and data.is_file()) or index.stat().st_size < HEADER_SIZE:
         return None
     with open_regular(index) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        *_, code, sequences, documents = _HEADER.unpack_from(content)
-        # 12 bytes for length and offset of each sequence, 8 bytes for the first sequence of each document
-        starts_at = _HEADER.size + 12 * sequences
-        if code not in _TOKEN_BYTES or not documents or len(content) < starts_at + 8 * documents:
+        header = read_header(content[:HEADER_SIZE])
+        if header is None or len(content) < header.file_size:
             return None
-        with memoryview(content) as view, view[starts_at : starts_at + 8 * documents].cast("q") as starts:
-            end = starts[bisect.bisect_right(starts, round(share * sequences)) - 1]
-    tokens = data.stat().st_size // _TOKEN_BYTES[code]
+        with memoryview(content) as view, view[header.bounds_at : header.file_size].cast("q") as bounds:
+            end = bounds[bisect.bisect_right(bounds, round(share * header.num_sequences)) - 1]
+    tokens = data.stat().st_size // header.token_bytes
     return _Pair(prefix, tokens, end) if tokens else None

@@ -7,16 +7,16 @@ documents round(a x n) to round(b x n), as in Megatron-Core.
 from __future__ import annotations
 
 import bisect
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy
 from megatron.core.datasets.blended_megatron_dataset_config import convert_split_vector_to_split_matrix
-from megatron.core.datasets.indexed_dataset import DType, IndexedDataset
+from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import normalize
 
 from trainer.contract.config import ConfigError, Dataset
+from trainer.contract.files.index_header import HEADER_SIZE, read_header
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.resuming.sampling import Documents
 from trainer.contract.rules.data import split_weights
@@ -25,10 +25,6 @@ SPLITS = ("train", "valid", "test")
 
 CHECKED_TOKENS = 2**20
 """Number of tokens of each corpus that are compared with the size of the vocabulary."""
-
-_MAGIC = b"MMIDIDX\x00\x00"
-_HEADER = struct.Struct("<9sQBQQ")
-"""Header of an .idx file: magic, version, code of the token type, number of sequences, number of documents."""
 
 Share = tuple[float, float]
 """Range [a, b) of each corpus's documents that a split gets, as fractions."""
@@ -96,19 +92,12 @@ def _require_index(where: str, prefix: str) -> None:
     """Refuse an invalid or truncated .idx. Core would fail with one traceback, and with a second one in its cleanup."""
     index = Path(f"{prefix}.idx")
     with open_regular(index) as file:
-        header = file.read(_HEADER.size)
-    try:
-        magic, version, dtype_code, sequences, documents = _HEADER.unpack(header)
-        DType.dtype_from_code(dtype_code)
-    except (struct.error, KeyError, ValueError):
-        magic, version, sequences, documents = b"", 0, 0, 0
-    if (magic, version) != (_MAGIC, 1):
+        header = read_header(file.read(HEADER_SIZE))
+    if header is None:
         raise ConfigError(f"{index} is not a Megatron index", where=where)
-    # 12 bytes for length and offset of each sequence, 8 bytes for the end of each document
-    expected = _HEADER.size + 12 * sequences + 8 * documents
-    if (size := index.stat().st_size) < expected:
+    if (size := index.stat().st_size) < header.file_size:
         raise ConfigError(
-            f"{index} is truncated: {size:,} of {expected:,} bytes. Make the pair again", where=where
+            f"{index} is truncated: {size:,} of {header.file_size:,} bytes. Make the pair again", where=where
         )
 
 
