@@ -49,7 +49,7 @@ IN_SCRIPTS: tuple[tuple[str, str], ...] = (
     (r"\b(Bearer +|Authorization: *Basic +)[A-Za-z0-9+/=._~-]{16,}", rf"\1{REDACTED}"),
     (r"(([Ww]andb|WANDB).{0,60})\b[0-9a-f]{40}\b", rf"\1{REDACTED}"),
 )
-"""Patterns and replacements that batch scripts use too (templates/lib/events.sh): sed -E reads them in the same way."""
+"""Patterns and replacements of batch scripts (templates/lib/redactions.sh). sed -E reads them in the same way."""
 
 _QUOTED = r"""(?P<quote>\\?["']))(?:(?!(?P=quote))[^\n])+"""
 _PATTERNS = (

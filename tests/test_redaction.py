@@ -119,9 +119,10 @@ def test_long_lines_take_no_time() -> None:
 @pytest.mark.process
 def test_scripts_have_the_same_patterns() -> None:
     """Python and sed -E agree on them, so hpcgen/redaction.py is their only definition."""
-    library = shipped("templates") / "lib/events.sh"
+    libraries = shipped("templates") / "lib"
     code = (
-        f'secrets=(SITE_TOKEN); . {library}; printf "%s\\n" "${{redactions[@]}}"; '
+        f"secrets=(SITE_TOKEN); . {libraries}/events.sh; . {libraries}/redactions.sh; "
+        'printf "%s\\n" "${redactions[@]}"; '
         'while IFS= read -r line; do redact line "$line"; printf "%s\\n" "$line"; done'
     )
     wandb = f"wandb: Appending key for api.wandb.ai to your netrc file: {HEX}"

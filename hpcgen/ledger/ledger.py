@@ -44,6 +44,8 @@ class LedgerAttempt:
     lost_steps: int
     """Steps that the next attempt repeated, or must repeat."""
     verdict: str
+    status: int | None
+    """Exit status of the attempt's last step, or of its script if that step succeeded; None without a recorded end."""
     reason: str
 
 
@@ -153,6 +155,7 @@ def _attempts(account: Account, trainings: Trainings, since: float) -> Iterator[
                 idle_s=sum(idle.seconds for idle in account.idle if idle.leg == number),
                 lost_steps=sum(lost[id(training)] for training in leg.trainings),
                 verdict=(leg.job.verdict or "") if leg.job is not None else "",
+                status=leg.job.status if leg.job is not None else None,
                 reason=leg.job.reason if leg.job is not None else "",
             )
 

@@ -68,7 +68,7 @@ def _without_words(run_dir: Path, attempt: JobAttempt, *, is_last: bool) -> list
     if hang:
         return list(collect(parse([f"trainer: hung: {hang}"]), "stacks"))
     name = _signal(attempt.status)
-    if attempt.verdict != "failed" or not name:
+    if attempt.verdict not in ("failed", "requeued") or not name:
         return []
     message = f"status {attempt.status} is that of {name}, and no process wrote why"
     kind = "killed" if name == "SIGKILL" else "crash"

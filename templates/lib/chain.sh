@@ -35,7 +35,7 @@ leave_to_next_job() {
     retry scontrol show job -o "$next_job" | grep ' JobState=PENDING ' >/dev/null ||
         die "$1, and job $next_job, which was to continue, is no longer in the queue: hpcgen resume continues"
     say "$1: job $next_job continues (job $((link + 1)) of at most $chain)"
-    "${before_requeue[@]}"
+    before_requeue
     requeued=1
     record_end 0 requeued
     exit 0

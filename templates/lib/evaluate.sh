@@ -11,7 +11,6 @@ read_configuration() {
     [[ ! $hf_home ]] || task_environment+=("HF_HOME=$hf_home") # not in the scratch directory
     export EVALUATION_CONFIG=$job_dir/evaluation.json
     add_options --config "$EVALUATION_CONFIG"
-    [[ ! $hf_home ]] || task_environment+=("HF_HOME=$hf_home")
 }
 
 conclude() {

@@ -1,7 +1,6 @@
 # The site's prologue and epilogue: runs them so that a mistake in them cannot change what becomes of the job.
 # For site_epilogue: done, requeued, stopped, failed or terminated (by Slurm), the exit status of the job, and its log.
 verdict='' exit_status=0 log=''
-before_requeue=(run_epilogue_before_requeue)
 # Runs site_prologue in this shell, so that its variables stay. If it exits, the job concludes as after a failed attempt.
 in_prologue=0
 run_prologue() {
@@ -29,7 +28,7 @@ job_ended() {
     ((!in_prologue)) || prologue_ended "$1"
     record_end "$1"
     run_epilogue "$1"
-    "${at_exit[@]}"
+    at_exit
     exit "$1"
 }
 prologue_ended() {
@@ -37,7 +36,7 @@ prologue_ended() {
     set +e -uo pipefail
     say "ERROR: site_prologue ended the job with status $1 (above)" >&2
     # bash runs no trap for an exit within the trap for EXIT. eval: `exit` is another command everywhere else.
-    eval 'exit() { record_end "$1"; run_epilogue "$1"; "${at_exit[@]}"; builtin exit "$1"; }'
+    eval 'exit() { record_end "$1"; run_epilogue "$1"; at_exit; builtin exit "$1"; }'
     conclude
 }
 # STATUS [VERDICT]: runs site_epilogue once, in a subshell, so that the job ends as decided even if it fails or exits. It may
@@ -67,10 +66,10 @@ run_epilogue() {
     allow_requeues 1
 }
 # [STATUS VERDICT]: for a job that is to be requeued or stopped. One that is canceled while its epilogue runs is not requeued.
-run_epilogue_before_requeue() {
-    local before=$terminated
+before_requeue() {
+    local was_terminated=$terminated
     run_epilogue "${1-0}" "${2-requeued}"
-    ((before || !terminated)) || is_out_of_time || { say "ended by Slurm ($cause) before the requeue"; exit 143; }
+    ((was_terminated || !terminated)) || end_if_canceled " before the requeue"
 }
 # 0 or 1: with 0, Slurm refuses scontrol requeue, which would start a finished job once more. With 1 again, a user may. A job
 # of a chain never allows it.

@@ -237,7 +237,7 @@ ask_nodes() {
     reports=$job_dir/nodes-$restart
     read_functions
     rm -rf -- "$held/nodes-$restart"
-    mkdir -m "$job_directory_mode" -- "$held/nodes-$restart" || die "cannot write $reports"
+    mkdir -m "$job_dir_mode" -- "$held/nodes-$restart" || die "cannot write $reports"
     run_step check_on 300 "$@"
     for node; do [[ -e $reports/$node-host.json ]] || silent+=("$node"); done
     [[ -z ${silent[*]-} ]] || ((terminated)) || run_step check_each "${silent[@]}"

@@ -1,15 +1,14 @@
 # Notifications: hands events of this job to notify_command, as JSON on its standard input. It runs on the first node, outside of
 # the container. Whatever it does, the job goes on.
-at_start=(start_notifier) at_exit=(finish_notifier)
 notifier='' notify_poll_s=5 notify_failed=''
-start_notifier() {
+at_start() {
     set -m
     follow_run &
     notifier=$!
     set +m
 }
 # The event that ends the job has been recorded: lets the notifier deliver it, and then ends it.
-finish_notifier() {
+at_exit() {
     [[ $BASHPID == "$$" && $notifier ]] || return 0
     kill -"$( ((terminated)) && echo HUP || echo USR1)" "$notifier" 2>/dev/null
     wait_at_most "$notifier" "$((notify_timeout_s + 5))" 10 || say "WARNING: notify.command took too long and was ended" >&2
@@ -134,7 +133,7 @@ hand_over() {
 # JSON: runs the command once. What it prints is in notify.log, at most 10 MiB. Processes that it leaves are killed.
 run_notify_command() {
     local pid status log=$held/notify.log limit=$notify_timeout_s
-    ((!deadline)) || limit=$((deadline > SECONDS ? deadline - SECONDS : 1)) # finish_notifier does not know its process group
+    ((!deadline)) || limit=$((deadline > SECONDS ? deadline - SECONDS : 1)) # at_exit does not know its process group
     [[ ! -e $log || $(stat -c %s -- "$log") -lt 1000000 ]] || rm -f -- "$log"
     set -m
     (

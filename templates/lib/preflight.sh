@@ -8,7 +8,8 @@ choose_good_nodes() {
     say "running on ${step_nodes[*]}"
 }
 
-# After a crash: sets lost to the bad nodes, and takes spare nodes in their place. Fails if the step cannot run in this job.
+# After a crash with this status: sets lost to the bad nodes, and takes spare nodes in their place. Fails if the step cannot run
+# in this job.
 keep_good_nodes() {
     say "the step ended with status $status: checking the nodes"
     check_nodes
@@ -71,6 +72,7 @@ exclude_and_requeue() {
     if [[ -z ${good[*]-} ]] && grep -q '"check": "file"' "$reports"/*-host.json 2>/dev/null; then
         die "${bad[*]} lacks a file that the run needs (above)"
     fi
+    end_if_canceled "; bad nodes: ${bad[*]}"
     end_if_held "bad nodes: ${bad[*]}"
     read_number count "$held/exclusions"
     ((count < max_exclusions)) || die "bad nodes: ${bad[*]}; the job excluded nodes $count times already: giving up"
@@ -91,7 +93,7 @@ exclude_and_requeue() {
     ((!terminated)) || exit 143
     record exclude nodes "${bad[*]}"
     [[ ! ${chain-} ]] || exclude_from_next_job "$list"
-    "${before_requeue[@]}"
+    before_requeue
     # From here on Slurm may end this shell at any time. No command substitution below: bash 5.2 can lose its place in the
     # script if a trap runs during one.
     requeue_job || die "scontrol requeue failed; submit again with --exclude=$list"

@@ -10,10 +10,14 @@ claim_run_directory() {
     [[ ! -r $log ]] || log_start=$(stat -c %s -- "$log")
     read_progress before
     [[ -z $progress_kind ]] || { say "from progress $before"; record progress kind "$progress_kind" pattern "$progress_pattern" value "$before"; }
-    [[ -z $stop_path ]] || { rm -f -- "$stop_path"; stop_file=$stop_path; ((!warned)) || make_stop_file; }
-    [[ -z $stop_signal ]] || stop_command=(scancel --signal="$stop_signal" "$SLURM_JOB_ID") # every step, not this shell
+    [[ -z $stop_path ]] || { rm -f -- "$stop_path"; stop_file=$stop_path; ((!warned)) || ask_to_stop; }
     [[ $share != group ]] || add_options -c "$run_own_file"
     add_options "$job_dir/program.sh"
+}
+# scancel signals every step, and not this shell.
+ask_to_stop() {
+    [[ ! $stop_file ]] || (write_file "$stop_file" </dev/null)
+    [[ ! $stop_signal ]] || scancel --signal="$stop_signal" "$SLURM_JOB_ID"
 }
 is_done() { [[ $done_file && -e $done_file ]]; }
 # NAME: sets variable NAME to the largest of progress_numbers. Without numbers, sets it and found to 0.
@@ -65,7 +69,7 @@ end_if_unfit() {
     die "not requeued, since it would fail again: $(<"${unfit[0]}")"
 }
 conclude() {
-    local after at='' timed_out=0
+    local after at=''
     read_progress after
     [[ -z $progress_kind ]] || { at=" at progress $after"; record progress kind "$progress_kind" pattern "$progress_pattern" value "$after"; }
     [[ $progress_kind != log ]] || ((!found)) || write_file "$held/progress" <<<"$after"
@@ -75,7 +79,7 @@ conclude() {
     end_if_canceled "$at"
     end_if_unfit
     warn_without_progress
-    if ((timed_out)); then requeue "out of time$at"; fi
+    if [[ $cause == 'out of time' ]]; then requeue "out of time$at"; fi
     if ((warned)); then requeue "stopped with status $rc before the time limit$at"; fi
     if ((rc == 0)); then say "the program ended with status 0, but $done_file does not exist"; fi
     if [[ $progress_kind ]]; then retry_or_give_up "$at (began at $before)" "beyond $after"; fi

@@ -5,7 +5,7 @@ claim_run_directory() {
     claim # the trainer's own lock decides between jobs that start together
     read_progress before
     say "from iteration $before of $train_iters"
-    stop_file=$held/stop-$restart; ((!warned)) || make_stop_file
+    stop_file=$held/stop-$restart; ((!warned)) || ask_to_stop
     export TRAINER_STOP_FILE=$job_dir/stop-$restart TRAINER_CONFIG=$job_dir/trainer.json
     add_options --config "$TRAINER_CONFIG" --stop-file "$TRAINER_STOP_FILE"
 }
@@ -38,14 +38,14 @@ check_trainer() {
 }
 import_trainer() { timeout --kill-after=30 1800 srun "${on_nodes[@]}" --kill-on-bad-exit=0 "${container[@]}" env "${task_environment[@]}" sh -c "echo started; exec \"\$@\"" sh "${import_check[@]}" >"$held/versions"; }
 conclude() {
-    local after timed_out=0 invalid="not requeued, since it would fail again"; read_progress after
+    local after invalid="not requeued, since it would fail again"; read_progress after
     ((after <= before)) || rm -f -- "$held/stalled" # progress resets the count of failures
     if is_done; then say "done: $done_at"; exit 0; fi
     end_if_canceled "; the newest checkpoint is of iteration $after"
     # srun's status cannot tell: after the first rank exits, srun ends the others and reports their status.
     if [[ -f $run_dir/FAILED && -r $run_dir/FAILED ]]; then die "$invalid: $(print_own "$run_dir/FAILED"); $after iterations are saved"; fi
     if ((rc == 0)) && [[ -e $run_dir/STOPPED ]]; then requeue "stopped at iteration $after of $train_iters"; fi
-    if ((timed_out)); then requeue "out of time at iteration $after of $train_iters"; fi
+    if [[ $cause == 'out of time' ]]; then requeue "out of time at iteration $after of $train_iters"; fi
     if ((rc == 0)); then die "the trainer ended without writing DONE or STOPPED at iteration $after of $train_iters; this is a bug in the trainer"; fi
     # Status 2 without FAILED: the trainer could not write FAILED, since its view of the run directory is read-only.
     if ((rc == 2)); then die "$invalid (status 2, reason $details); $after iterations are saved"; fi

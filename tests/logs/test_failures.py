@@ -182,11 +182,14 @@ def test_a_run_without_a_log_has_no_known_failure(tmp_path: Path) -> None:
         ("143", "", ""),
     ],
 )
-def test_a_status_without_words_names_the_signal(tmp_path: Path, status: str, kind: str, signal: str) -> None:
+@pytest.mark.parametrize("verdict", ["failed", "requeued"])
+def test_a_status_without_words_names_the_signal(
+    tmp_path: Path, status: str, kind: str, signal: str, verdict: str
+) -> None:
     """4 and 143 are exit statuses of the trainer."""
     run = tmp_path / "run"
     run.mkdir()
-    write_events(run, event("start"), event("end", BEGAN + 60, verdict="failed", status=status))
+    write_events(run, event("start"), event("end", BEGAN + 60, verdict=verdict, status=status))
     failure = root_failure(run, last(run))
     assert (failure.kind if failure else "") == kind
     assert signal in (failure.message if failure else "")

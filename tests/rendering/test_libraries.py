@@ -136,7 +136,7 @@ def with_libraries(*names: str, then: str, cwd: Path) -> subprocess.CompletedPro
     """Runs bash code after these libraries."""
     texts = [
         (shipped("templates") / "lib" / f"{name}.sh").read_text(encoding="utf-8")
-        for name in dict.fromkeys((*names, "events"))
+        for name in dict.fromkeys(("base", "events", *names))
     ]
     script = "\n".join([FIRST, *texts, "held=$PWD", then])
     return subprocess.run(["bash", "-c", script], cwd=cwd, capture_output=True, text=True, check=False)
@@ -251,7 +251,7 @@ def test_a_program_that_cannot_be_asked_to_stop_ends_as_without_a_signal(
     stop: str, status: int, message: str, stalled: str | None, tmp_path: Path
 ) -> None:
     then = f"""
-max_restarts=100 restart=0 terminated=0 done_file= progress_kind= nodes=1 asks_to_stop={stop}
+max_restarts=100 restart=0 terminated=0 done_file= progress_kind= nodes=1 asks_to_stop={stop} stop_signal=
 requeue_job() {{ :; }}
 scontrol() {{ echo "JobId=7 Reason=None Restarts=0"; }}
 set_traps
@@ -303,7 +303,7 @@ choose_good_nodes
 def test_a_job_of_a_chain_never_allows_requeues(chain: str, calls: int, tmp_path: Path) -> None:
     """Its site forbids them."""
     then = f"""
-chain={chain} verdict='done' leaks='SBATCH_*' option_variables='' secrets=()
+chain={chain} verdict='done' leaks='SBATCH_*' kept_variables='' secrets=()
 scontrol() {{ echo "scontrol $*"; }}
 export SBATCH_NO_REQUEUE=1
 drop_leaks
@@ -658,7 +658,7 @@ exit 1
 """)
     scontrol.chmod(0o755)
     then = """
-PATH=$PWD:$PATH good=(a) bad=(b) SLURM_JOB_PARTITION=p
+PATH=$PWD:$PATH good=(a) bad=(b) SLURM_JOB_PARTITION=p restart=0
 show_job() { job_text=; }; note_nodes() { excluded=(b); }; nodes_left() { echo 2; }; sleep() { echo "sleeps"; }
 exclude_and_requeue 2>&1
 """
@@ -722,11 +722,11 @@ def test_the_log_does_not_get_a_private_file_to_which_a_marker_leads(tmp_path: P
     (tmp_path / "private").write_text("secret\n")
     (tmp_path / "link").symlink_to("private")
     (tmp_path / "FAILED").write_text("no such corpus\n")
-    then = 'for share in private group; do print_own "$run_dir/link"; print_own "$run_dir/FAILED"; done'
-    done = with_libraries("base", "share", then=then, cwd=tmp_path)
-    assert done.stdout.splitlines() == [
-        "secret",
-        "no such corpus",
+    then = 'print_own "$run_dir/link"; print_own "$run_dir/FAILED"'
+    private = with_libraries("base", then=then, cwd=tmp_path)
+    assert private.stdout.splitlines() == ["secret", "no such corpus"]
+    group = with_libraries("base", "share", then=then, cwd=tmp_path)
+    assert group.stdout.splitlines() == [
         f"{tmp_path}/link is a link, or others made it",
         "no such corpus",
     ]

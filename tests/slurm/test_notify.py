@@ -25,9 +25,9 @@ JOB = f"""\
 set -uo pipefail
 unset -v EPOCHREALTIME EPOCHSECONDS # as in bash 4.4
 SLURM_JOB_ID=77 SLURM_JOB_NODELIST=n1 run_name=gpt stage=train share=private secrets=(SITE_TOKEN)
-run_dir=$1 checkpoints=$1 directories=() striped_directories=() leaks=XX_ option_variables='' task_logs=''
+run_dir=$1 checkpoints=$1 directories=() striped_directories=() leaks=XX_ kept_variables='' task_logs=''
 notify_timeout_s=$2 notify_disk_low_gb=$3 notify_events=($4) notify_command=("${{@:5}}") notify_stall_s=0
-for name in base events bounded notify; do . {LIBRARIES}/$name.sh; done
+for name in base events redactions bounded notify; do . {LIBRARIES}/$name.sh; done
 notify_poll_s=0.1
 begin
 while [[ ! -e $run_dir/end ]]; do sleep 0.1; done

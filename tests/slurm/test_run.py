@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 
 from hpcgen import api
+from hpcgen.runs.attempts import read_attempts
 from tests.patience import wait_until
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.conftest import failing_requeue, profile_text, short_sleeps
@@ -156,13 +160,15 @@ def test_a_warned_program_gets_the_signal_and_a_killed_one_resumes(
     assert log.count("0: at step 3 of 12\n") == 1
     assert log.count("0: at step 12 of 12\n") == 1
     assert told(run) == ["start", "restart", "requeue", "start", "done"]
+    ends = [(each.verdict, each.status) for each in read_attempts(tmp_path / "run")]
+    assert ends == [("requeued", 0), ("done", 0)]
 
 
 def test_three_attempts_without_progress_end_the_job_and_a_refused_requeue_is_retried(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     """The controller refuses the first requeue twice. The expression for the progress is useless."""
-    program = {"command": ["sh", "-c", "echo broken; exit 7"], "progress": {"log": "step ([0-9]+)"}}
+    program = {"command": ["sh", "-c", "echo broken; kill -BUS $$"], "progress": {"log": "step ([0-9]+)"}}
     run = program_run(tmp_path, program)
     job_id = submit(slurm_cluster, run, options=[failing_requeue(slurm_cluster, tmp_path / "failing")])
     log = ended(slurm_cluster, run, job_id, "FAILED")
@@ -172,7 +178,11 @@ def test_three_attempts_without_progress_end_the_job_and_a_refused_requeue_is_re
     assert (
         f"no line that this attempt wrote to {tmp_path}/run/run-{job_id}.log matches step ([0-9]+)" in first
     )
-    assert "failed with status 7: three attempts without progress beyond 0; not requeued" in log
+    [status] = {int(each) for each in re.findall(r"failed with status ([0-9]+)", log)}
+    assert status in (7, 135), log
+    assert f"failed with status {status}: three attempts without progress beyond 0; not requeued" in log
+    ends = [(each.verdict, each.status) for each in read_attempts(tmp_path / "run")]
+    assert ends == [("requeued", status), ("requeued", status), ("failed", status)]
 
 
 def test_a_command_that_does_not_exist_is_tried_once(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -204,12 +214,34 @@ def test_a_canceled_program_stays_canceled(slurm_cluster: SlurmCluster, tmp_path
 def test_a_step_that_fails_because_its_job_is_canceled_revives_nothing(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    """The step ends with a failure before the batch script has SIGTERM, or at the same time."""
-    cancel = ["sh", "-c", "trap '' TERM; scancel $SLURM_JOB_ID; exit 1"]
-    run = program_run(tmp_path, {"command": cancel})
-    log = ended(slurm_cluster, run, submit(slurm_cluster, run), "CANCELLED")
-    assert "ended by Slurm (canceled)" in log
+    """The step fails before the batch script has SIGTERM, which its daemon (slurmstepd) delivers."""
+    waits = "trap '' TERM; touch begun; until [ -e go ]; do sleep 0.1; done; exit 1"
+    run = program_run(tmp_path, {"command": ["sh", "-c", waits]})
+    job_id = submit(slurm_cluster, run)
+    wait_until((tmp_path / "begun").exists)
+    daemon = batch_daemon(job_id)
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        slurm_cluster.run("scancel", job_id)
+        (tmp_path / "go").touch()
+        verdict = re.compile("ended by Slurm|back into the queue|failed with status")
+        wait_until(lambda: verdict.search(log_of(run, job_id)))
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    log = ended(slurm_cluster, run, job_id, "CANCELLED")
+    before, _, _ = log.partition("ended by Slurm (canceled)")
+    assert before != log
+    assert "SIGTERM" not in before
     assert "back into the queue" not in log
+
+
+def batch_daemon(job_id: str) -> int:
+    """The process ID of the slurmstepd that runs the job's batch script."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes().startswith(f"slurmstepd: [{job_id}.batch]".encode()):
+                return int(path.parent.name)
+    raise LookupError(job_id)
 
 
 def test_an_end_without_the_file_of_done_is_a_failure(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ def _names(stage: StagePlan, hooks: bool, share: Share, has_rule: bool) -> Itera
     container = stage.container
     yield "base"
     yield "events"
+    if share == "group" or "notify_command" in stage.values:
+        yield "redactions"
     if share == "group":
         yield "share"
     if stage.modules:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.fabric import needs_memlock
 from hpcgen.planning.environment import leaked_patterns, library_path
-from hpcgen.planning.slurm_variables import option_variables
+from hpcgen.planning.slurm_variables import kept_variables
 from hpcgen.run_plan.plan import Plan
 from hpcgen.run_plan.stage import StagePlan
 from trainer.contract.record import record
@@ -44,7 +44,7 @@ def stage_settings(plan: Plan, stage: StagePlan) -> tuple[Setting, ...]:
         "check_memlock": int(stage.device == "cuda" and needs_memlock(plan.run.node_type)),
         "secrets": stage.secrets,
         "leaks": " ".join(leaked_patterns(config, plan.run.cluster)),
-        "option_variables": " ".join(option_variables(stage.directives)),
+        "kept_variables": " ".join(kept_variables(stage.directives)),
         "nodes": stage.allocation.nodes,
         **({"ntasks_per_node": stage.allocation.ranks_per_node} if stage.kind.has_ranks else {}),
         **_rendezvous(plan, stage),
