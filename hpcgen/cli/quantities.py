@@ -1,4 +1,4 @@
-"""Types of options that are quantities: numbers of nodes, durations and budgets."""
+"""Types of options: numbers of nodes, durations, budgets and rows of a table."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+OWN = "own"
+"""The word for the run's own layout in place of a row."""
 _UNITS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60}
 
 
@@ -67,3 +69,15 @@ class Budget(click.ParamType[tuple[float, bool]]):
                 ctx,
             )
         return amount, found[2] is not None
+
+
+class Row(click.ParamType[str]):
+    """A row of the table, or the run's own layout."""
+
+    name = "row"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The row's name."""
+        if value != OWN and not re.fullmatch(r"[1-9]\d{0,3}", value):
+            self.fail(f"{value!r} must be a row of the table, such as 1, or {OWN}", param, ctx)
+        return str(value)

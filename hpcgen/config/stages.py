@@ -27,6 +27,10 @@ RENDEZVOUS_ID = {
 TRAINING = dict.fromkeys(("model", "training", "optimizer"), "add it, or a preset (see hpcgen presets)")
 """`StageRow.needs` of stages that read the trainer's configuration."""
 
+RUN = "run"
+"""Name of the stage that runs a program of the user."""
+PREPARE = "prepare"
+"""Name of the stage that makes the pairs of a corpus directly from its files."""
 TRAINER_FILE = "trainer.json"
 MACHINE_FILE = "machine.json"
 """The job file that names the nodes, for the prediction in reports."""
@@ -189,7 +193,7 @@ STAGE_ROWS: Mapping[str, StageRow] = {
             time_limit="8:00:00",
         ),
         _data_stage(
-            name="prepare",
+            name=PREPARE,
             summary="make the .bin/.idx pairs directly from the files of the corpus",
             other_names=("preprocess", "preprocess-data", "preprocessing", "preparation"),
             makes_pairs=True,
@@ -247,7 +251,7 @@ STAGE_ROWS: Mapping[str, StageRow] = {
             has_stop_file=True,
         ),
         StageRow(
-            name="run",
+            name=RUN,
             summary="run a training program of your own",
             uses_gpus=True,
             runs_user_program=True,

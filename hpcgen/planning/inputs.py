@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 from hpcgen.config import corpus as corpora
 from hpcgen.config.corpus import CorpusConfig
 from hpcgen.config.presets import missing_tokenizer
+from hpcgen.config.program import ProgramConfig
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
+from hpcgen.files import no_access
 from hpcgen.planning.paths import chat_of, manifest_of, trainer_data
 from hpcgen.planning.resuming import loaded
+from hpcgen.planning.runtimes import Container
 from hpcgen.text import nearest
 from trainer.contract.record import record
 
 Exists = Callable[[str], bool]
 """Whether a path exists on the login node."""
+_SCRIPT = re.compile(r"(?!-)[^\s{}]+\.(py|sh)")
 
 
 @record
@@ -170,3 +176,24 @@ def _similar_path(path: str) -> str | None:
             return None
         found /= near
     return str(found)
+
+
+def missing_script_warnings(
+    program: ProgramConfig, container: Container | None, exists: Exists
+) -> Iterator[Problem]:
+    """Yields a warning if the script in the command does not exist.
+
+    The script is the first argument that ends in .py or .sh. Nothing is reported if it is in the container's image, or
+    if this machine does not even have the first directory of its path.
+    """
+    index = next((i for i, argument in enumerate(program.command) if _SCRIPT.fullmatch(argument)), None)
+    if index is None:
+        return
+    name = program.command[index]
+    path = os.path.normpath(Path(program.directory, name))
+    on_host = path if container is None else container.host_path(path)
+    if on_host is not None and not exists(on_host) and exists("/" + on_host.split("/")[1]):
+        hint = "" if name.startswith("/") else ", or set program.directory, at which it starts"
+        closed = no_access(on_host)
+        reason = f"cannot be read ({closed})" if closed else f"does not exist ({on_host})"
+        yield Problem(f"program.command[{index}]", reason, f"correct the path{hint}")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +14,10 @@ from hpcgen.config.loader import Run
 from hpcgen.config.program import DeepSpeedConfig, ProgramConfig
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
-from hpcgen.files import no_access
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.deepspeed.file import task_lines
 from hpcgen.planning.kind import Stage
 from hpcgen.planning.request import make_allocation, place_of, stage_settings
-from hpcgen.planning.runtimes import Container
 from hpcgen.planning.software import runtime
 from hpcgen.text import duration
 
@@ -49,7 +46,6 @@ _NAME_WITHOUT_STEP = re.compile(
 """The last component of a pattern for names such as last.ckpt and last-v1.ckpt."""
 _COPY = re.compile(r".*-v([0-9]+)(?:\.[A-Za-z]\w*)?")
 """Name of a checkpoint whose own name was taken, as PyTorch Lightning and others call it."""
-_SCRIPT = re.compile(r"(?!-)[^\s{}]+\.(py|sh)")
 RANKS = 'export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID"'
 TORCHRUN = ("-m", "torch.distributed.run")
 
@@ -165,27 +161,6 @@ def program_problems(stage: Stage, run: Run, program: ProgramConfig) -> Iterator
         )
         hint = f"use a longer limit, or set slurm.{stage.section}.signal_lead_s"
         yield place_of(stage, "time", run.config, run.cluster).problem(reason, hint)
-
-
-def missing_script_warnings(
-    program: ProgramConfig, container: Container | None, exists: Callable[[str], bool]
-) -> Iterator[Problem]:
-    """Yields a warning if the script in the command does not exist.
-
-    The script is the first argument that ends in .py or .sh. Nothing is reported if it is in the container's image, or
-    if this machine does not even have the first directory of its path.
-    """
-    index = next((i for i, argument in enumerate(program.command) if _SCRIPT.fullmatch(argument)), None)
-    if index is None:
-        return
-    name = program.command[index]
-    path = os.path.normpath(Path(program.directory, name))
-    on_host = path if container is None else container.host_path(path)
-    if on_host is not None and not exists(on_host) and exists("/" + on_host.split("/")[1]):
-        hint = "" if name.startswith("/") else ", or set program.directory, at which it starts"
-        closed = no_access(on_host)
-        reason = f"cannot be read ({closed})" if closed else f"does not exist ({on_host})"
-        yield Problem(f"program.command[{index}]", reason, f"correct the path{hint}")
 
 
 def progress_warnings(program: ProgramConfig) -> Iterator[Problem]:

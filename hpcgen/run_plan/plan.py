@@ -13,6 +13,7 @@ from hpcgen.config import notify as notifications
 from hpcgen.config import tokenizer as tokenizers
 from hpcgen.config.loader import Run
 from hpcgen.config.run import TRAINER_SECTIONS, RunConfig
+from hpcgen.config.stages import PREPARE, RUN
 from hpcgen.config.validation import located
 from hpcgen.errors import ConfigErrors, HpcgenError, Problem
 from hpcgen.files import no_access
@@ -30,7 +31,7 @@ from hpcgen.planning.environment import (
     uses_gpus,
 )
 from hpcgen.planning.held_out import trained_texts
-from hpcgen.planning.inputs import Exists, Input, tokenizer_file
+from hpcgen.planning.inputs import Exists, Input, missing_script_warnings, tokenizer_file
 from hpcgen.planning.kind import Stage
 from hpcgen.planning.paths import (
     absolute_paths,
@@ -39,13 +40,10 @@ from hpcgen.planning.paths import (
     scratch_warnings,
     sft_problems,
 )
-from hpcgen.planning.program import missing_script_warnings
 from hpcgen.planning.request import allocation_problems, cluster_problems
 from hpcgen.run_plan.stage import StagePlan, make_stage
 from hpcgen.run_plan.training import Training, plan_training
 from hpcgen.stages import STAGES
-from hpcgen.stages.data import PREPARE
-from hpcgen.stages.run import RUN
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
@@ -213,7 +211,7 @@ def _missing_keys(run: Run, stages: Sequence[Stage]) -> Iterator[Problem]:
         ]
         if _has_program(run) and any(key.partition(".")[0] in TRAINER_SECTIONS for key in missing):
             reason = f"replaces hpcgen's trainer, so there is no model for stage {stage.name}"
-            yield Problem("program", reason, f"use stage {RUN.name}, or remove program")
+            yield Problem("program", reason, f"use stage {RUN}, or remove program")
             continue
         for key in missing:
             if key not in found:
@@ -231,9 +229,9 @@ def main_stage(run: Run) -> str:
     """The stage that a run file is for: run if it describes a program, prepare if it describes only a corpus, or else
     train."""
     if _has_program(run):
-        return RUN.name
+        return RUN
     trains = any(run.document.get(section) is not None for section in TRAINER_SECTIONS)
-    return PREPARE.name if run.document.get("data.corpus") is not None and not trains else TRAIN.name
+    return PREPARE if run.document.get("data.corpus") is not None and not trains else TRAIN.name
 
 
 def _missing_inputs(

@@ -91,6 +91,4 @@ class CorpusStage(Stage):
                 yield Problem(f"environment.{name}", "prevents downloads from the hub", hint)
 
 
-_STAGES = {name: CorpusStage.of(name) for name, row in STAGE_ROWS.items() if row.is_array}
-STAGES = tuple(_STAGES.values())
-PREPARE = _STAGES["prepare"]
+STAGES = tuple(CorpusStage.of(name) for name, row in STAGE_ROWS.items() if row.is_array)

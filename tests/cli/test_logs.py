@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.cli import logs
+from hpcgen.cli import logs_run as logs
 from tests.cli.command import hpcgen
 from tests.logs.logged_run import BEGAN, event, write_events, write_failed_run
 from tests.patience import wait_until

@@ -9,7 +9,12 @@ from pathlib import Path
 from jinja2 import nodes
 
 from hpcgen.config.stages import FRAMES, STAGE_ROWS
-from hpcgen.slurm.rendering.environment import SHIPPED_PREFIX, ShellEnvironment, template_origins
+from hpcgen.slurm.rendering.environment import (
+    SHIPPED_PREFIX,
+    ShellEnvironment,
+    make_environment,
+    template_origins,
+)
 from hpcgen.slurm.rendering.template_errors import template_errors
 from hpcgen.text import nearest
 
@@ -95,6 +100,11 @@ def _block(node: nodes.Block) -> Block:
 def block_names(chain: Sequence[TemplateFile]) -> tuple[str, ...]:
     """All blocks of a chain, starting with the blocks of the base template."""
     return tuple(dict.fromkeys(block.name for file in reversed(chain) for block in file.blocks))
+
+
+def shipped_blocks(name: str) -> tuple[str, ...]:
+    """The blocks of the shipped template of a stage or frame, in the order of the script."""
+    return block_names(template_chain(make_environment(), name))
 
 
 def unused_files(environment: ShellEnvironment) -> tuple[Unused, ...]:
