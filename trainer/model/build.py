@@ -98,16 +98,14 @@ def _build_chunk(
 ) -> GPTModel:
     model = config.model
     last_vp_stage = (config.parallelism.virtual_pipeline_model_parallel_size or 1) - 1
-    spec = layers.block_submodules(
-        core, vp_stage, kernels.transformer_engine is not None, config.data.separates_documents
-    )
+    spec = layers.block_submodules(config, core, vp_stage, uses_engine=kernels.transformer_engine is not None)
     if model.layer_spec is not None:
         spec = custom.block_submodules(model.layer_spec, core, vp_stage, spec)
     provider: imports.ModelProvider = GPTModel
     mtp: dict[str, Any] = {}
     if model.mtp_num_layers is not None:
         provider = multi_token.PredictingModel
-        mtp = multi_token.block_spec(core, spec, vp_stage, kernels, config.data.separates_documents)
+        mtp = multi_token.block_spec(config, core, spec, vp_stage, kernels)
     if model.model_provider is not None:
         provider = code_loading.load(model.model_provider, "model.model_provider")
     chunk = provider(

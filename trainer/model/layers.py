@@ -15,76 +15,60 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
+from trainer.contract.config import TrainerConfig
+from trainer.contract.model.experts import moe_layer_pattern
 from trainer.model import experts
-from trainer.model.attention import parts_of_core
+from trainer.model.attention import parts_of
 from trainer.model.attention.core import CoreAttention
 
 
 def block_submodules(
-    config: TransformerConfig,
-    vp_stage: int | None,
-    use_transformer_engine: bool,
-    separate_documents: bool = False,
+    config: TrainerConfig, core: TransformerConfig, vp_stage: int | None, *, uses_engine: bool
 ) -> TransformerBlockSubmodules:
-    """Parts of this chunk of the decoder: Transformer Engine's, or this module's, which use torch.
-
-    With `separate_documents`, the attention takes the boundaries of documents in place of a mask. This module's always
-    does.
-    """
-    norm: type[torch.nn.Module] = _norm(config)
-    if use_transformer_engine:
+    """Parts of this chunk of the decoder: Transformer Engine's, or this module's, which use torch."""
+    norm: type[torch.nn.Module] = _norm(core)
+    if uses_engine:
         from megatron.core.extensions.transformer_engine import TENorm
 
         norm = TENorm
-    num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
-    first = get_transformer_layer_offset(config, vp_stage)
-    kinds = has_experts(config)[first : first + num_layers]
-    layers = {
-        kind: layer_spec(config, kind, use_transformer_engine, separate_documents)
-        for kind in sorted(set(kinds))
-    }
+    num_layers = get_num_layers_to_build(core, vp_stage=vp_stage)
+    first = get_transformer_layer_offset(core, vp_stage)
+    kinds = moe_layer_pattern(config.model)[first : first + num_layers]
+    layers = {kind: layer_spec(config, core, kind, uses_engine=uses_engine) for kind in sorted(set(kinds))}
     return TransformerBlockSubmodules(layer_specs=[layers[kind] for kind in kinds], layer_norm=norm)
 
 
-def has_experts(config: TransformerConfig) -> list[bool]:
-    """True for each layer that is an MoE layer."""
-    pattern = config.moe_layer_freq
-    if config.num_moe_experts is None or isinstance(pattern, int):
-        return [config.num_moe_experts is not None] * config.num_layers
-    return [bool(kind) for kind in pattern]
-
-
 def layer_spec(
-    config: TransformerConfig,
-    with_experts: bool,
-    use_transformer_engine: bool,
-    separate_documents: bool = False,
+    config: TrainerConfig, core: TransformerConfig, with_experts: bool, *, uses_engine: bool
 ) -> ModuleSpec:
-    """Parts of a transformer layer: Transformer Engine's, or this module's, which use torch."""
-    parts = parts_of_core(config)
-    kind = {"num_experts": config.num_moe_experts if with_experts else None, **parts.spec_arguments}
-    if use_transformer_engine:
+    """Parts of a transformer layer: Transformer Engine's, or this module's, which use torch.
+
+    If documents are separate, the attention takes their boundaries in place of a mask. This module's always does.
+    """
+    parts = parts_of(config.model)
+    kind = {"num_experts": core.num_moe_experts if with_experts else None, **parts.spec_arguments}
+    if uses_engine:
         layer = get_gpt_layer_with_transformer_engine_spec(
-            moe_grouped_gemm=config.moe_grouped_gemm, qk_layernorm=config.qk_layernorm, **kind
+            moe_grouped_gemm=core.moe_grouped_gemm, qk_layernorm=core.qk_layernorm, **kind
         )
-        if separate_documents:
+        if config.data.separates_documents:
             from trainer.model.packed_attention import PackedAttention
 
             layer.submodules.self_attention.submodules.core_attention = PackedAttention
     else:
-        layer = get_gpt_layer_local_spec(normalization=config.normalization, **kind)
-        _use_torch(layer, config)
-    parts.use(layer, config, None if use_transformer_engine else _norm(config))
+        layer = get_gpt_layer_local_spec(normalization=core.normalization, **kind)
+        _use_torch(layer, core)
+    parts.use(layer, core, None if uses_engine else _norm(core))
     if with_experts:
         experts.use_router(layer)
-        if not use_transformer_engine:
+        if not uses_engine:
             experts.store_as_transformer_engine(layer)
     return layer
 
 
-def _use_torch(layer: ModuleSpec, config: TransformerConfig) -> None:
+def _use_torch(layer: ModuleSpec, core: TransformerConfig) -> None:
     """Replace norms and attention of Core's local `layer`."""
-    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = _norm(config)
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = _norm(core)
     layer.submodules.self_attention.submodules.core_attention = CoreAttention
 
 
@@ -111,5 +95,5 @@ class RMSNorm(_Norm, torch.nn.RMSNorm):
     """torch's RMSNorm as a part of Megatron-Core's layers."""
 
 
-def _norm(config: TransformerConfig) -> type[LayerNorm | RMSNorm]:
-    return LayerNorm if config.normalization == "LayerNorm" else RMSNorm
+def _norm(core: TransformerConfig) -> type[LayerNorm | RMSNorm]:
+    return LayerNorm if core.normalization == "LayerNorm" else RMSNorm

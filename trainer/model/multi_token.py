@@ -21,7 +21,8 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.utils import unwrap_model
 
-from trainer.contract.config import ModelConfig
+from trainer.contract.config import ModelConfig, TrainerConfig
+from trainer.contract.model.model_size import last_layer_has_experts
 from trainer.data.documents import tokens_after
 from trainer.data.microbatch import MicroBatch
 from trainer.distributed.sequence import zigzag_part
@@ -36,18 +37,19 @@ Otherwise, they are divided by the tokens of the main loss (DeepSeek-V3, arXiv 2
 
 
 def block_spec(
+    config: TrainerConfig,
     core: TransformerConfig,
     decoder: TransformerBlockSubmodules,
     vp_stage: int | None,
     kernels: Kernels,
-    separate_documents: bool,
 ) -> dict[str, Any]:
     """GPTModel's argument for the MTP layers. They copy the spec of the last layer, and are in the last chunk."""
     uses_engine = kernels.transformer_engine is not None
     if decoder.layer_specs:
         last = decoder.layer_specs[-1]
     else:
-        last = layers.layer_spec(core, layers.has_experts(core)[-1], uses_engine, separate_documents)
+        with_experts = last_layer_has_experts(config.model)
+        last = layers.layer_spec(config, core, with_experts, uses_engine=uses_engine)
     template = TransformerBlockSubmodules(layer_specs=[last], layer_norm=decoder.layer_norm)
     block = get_gpt_mtp_block_spec(core, template, use_transformer_engine=uses_engine, vp_stage=vp_stage)
     if block is not None and not uses_engine:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from megatron.core.transformer.transformer_config import TransformerConfig
-
 from trainer.contract.attention import Attention, attention_of
 from trainer.contract.attention.latent import LATENT
 from trainer.contract.attention.usual import USUAL
@@ -19,8 +17,3 @@ PARTS: dict[Attention, Parts] = {LATENT: LatentParts(), USUAL: UsualParts()}
 def parts_of(model: ModelConfig) -> Parts:
     """Parts of the attention of `model`."""
     return PARTS[attention_of(model)]
-
-
-def parts_of_core(core: TransformerConfig) -> Parts:
-    """Parts of the attention in Core's configuration."""
-    return next(parts for parts in PARTS.values() if parts.config is type(core))
