@@ -17,6 +17,7 @@ from hpcgen.config.node_type import Exclusion, NodeType, Variable, VariablePatte
 from hpcgen.config.validation import build, located
 from hpcgen.errors import ConfigErrors
 from hpcgen.resources import shipped
+from trainer.contract.config import PositiveFloat
 from trainer.contract.record import config_section
 
 FOLDER = "fabrics"
@@ -39,8 +40,12 @@ class Fabric:
     """PCI class and subclass of the NICs."""
     nic_names: tuple[str, ...]
     """Patterns of the NICs' names."""
+    rates_gbit_s: tuple[PositiveFloat, ...]
+    """Line rates of the ports of such NICs in Gb/s."""
     has_rate: bool
     """The kernel reports the line rate of a NIC."""
+    own_network: Literal["IB", "Socket"] | None = None
+    """The network of NCCL itself (a value of NCCL_NET) that reaches the fabric; null if a plugin does."""
     memlock: bool
     """Needs unlimited pinned memory (ulimit -l)."""
     mellanox_hook: bool

@@ -82,16 +82,6 @@ _TOLERANCE = 0.06
 _MEMORY_TOLERANCE = 0.12
 """GB against GiB, and what the driver keeps."""
 
-RATES = {
-    "infiniband": (40, 56, 100, 200, 400, 800),
-    "roce": (10, 25, 40, 50, 100, 200, 400, 800),
-    "efa": (50, 100, 200, 400, 800),
-    "gib": (200, 400, 800),
-    "tcpxo": (100, 200, 400),
-    "slingshot": (100, 200, 400, 800),
-    "ethernet": (1, 2.5, 5, 10, 20, 25, 32, 40, 50, 100, 200, 400, 800),
-}
-"""Fabric -> rates of its ports in Gb/s."""
 LARGEST_DOMAIN = 72
 """GPUs that NVLink connects in a rack of GB200 or GB300 NVL72."""
 _FAST_GPU_TFLOPS = 300
@@ -137,7 +127,8 @@ def _has_same_gpus(one: NodeType, other: NodeType) -> bool:
 def unnamed_nics(node_type: NodeType, variables: Mapping[str, str]) -> Problem | None:
     """The problem of NICs that NCCL is not told to use; None if it is, or if nothing names them."""
     names = [nic.name for nic in node_type.nics]
-    if node_type.fabric not in ("infiniband", "roce") or not names:
+    fabric = fabric_of(node_type)
+    if fabric is None or fabric.own_network != "IB" or not names:
         return None
     if "NCCL_IB_HCA" in variables or "NCCL_IB_HCA" in node_type.environment:
         return None
@@ -258,8 +249,8 @@ def _gpu_doubts(node_type: NodeType) -> Iterator[Problem]:
 
 
 def _nic_doubts(node_type: NodeType) -> Iterator[Problem]:
-    rates = RATES.get(node_type.fabric or "", ())
     fabric = fabric_of(node_type)
+    rates = fabric.rates_gbit_s if fabric else ()
     is_rdma = fabric is not None and fabric.device_class != "net"
     if node_type.device == "cuda" and is_rdma and not node_type.nics and not node_type.nics_per_node:
         reason = "is missing, so node-health and the check before a job find no missing or slow NIC"

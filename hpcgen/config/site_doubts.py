@@ -204,7 +204,7 @@ def _other_network(name: str, value: str, node_type: NodeType) -> str | None:
         return None
     if network and value != network.casefold():
         return f"but NCCL reaches fabric {node_type.fabric} with {network}"
-    if value == "socket" and node_type.fabric != "ethernet":
+    if value == "socket" and fabric.own_network != "Socket":
         return f"so NCCL uses TCP and not fabric {node_type.fabric}"
     if not network and (owners := _networks().get(value)) and node_type.fabric not in owners:
         return f"the network of {one_of(owners)}, but the nodes have fabric {node_type.fabric}"
@@ -217,8 +217,11 @@ LIBFABRIC = "AWS Libfabric"
 @functools.cache
 def _networks() -> Mapping[str, tuple[str, ...]]:
     """Value of NCCL_NET in lower case -> fabrics that NCCL reaches with it."""
-    found: dict[str, tuple[str, ...]] = {"ib": ("infiniband", "roce")}
+    found: dict[str, tuple[str, ...]] = {}
     for name in get_args(FabricName):
-        if usual := load_fabric(name).environment.get("NCCL_NET"):
-            found[usual.value.casefold()] = (*found.get(usual.value.casefold(), ()), name)
+        fabric = load_fabric(name)
+        usual = fabric.environment.get("NCCL_NET")
+        network = usual.value if usual else fabric.own_network
+        if network and network != "Socket":  # sockets work with every fabric, and slowly
+            found[network.casefold()] = (*found.get(network.casefold(), ()), name)
     return found
