@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
+
 from trainer.contract.spelling import did_you_mean, misspelled, nearest, short_for
 from trainer.contract.wording import counted, duration, few, one_of, ranges
 
@@ -16,6 +18,7 @@ __all__ = [
     "misspelled",
     "nearest",
     "one_of",
+    "padded",
     "ranges",
     "rough",
     "scaled",
@@ -75,6 +78,18 @@ def time_between(low_s: float, high_s: float) -> str:
         if high_s >= 2 * seconds:
             return f"{between(low_s / seconds, high_s / seconds)} {unit}"
     return f"{between(low_s, high_s)} seconds"
+
+
+def padded(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[list[str]]:
+    """The cells of a table, with blanks up to the width of their columns. Columns in `right` end in line."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        [
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    ]
 
 
 def printable(text: str) -> str:

@@ -52,7 +52,7 @@ def command(config: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
 def _print_table(fits: list[Fit], configured: Fit | None) -> None:
     """Prints a row for each setup. An asterisk marks the configured one."""
-    from hpcgen.planning.deepspeed.memory import GIB
+    from hpcgen.planning.memory import GIB
 
     def gib(value: float | None) -> str:
         return "?" if value is None else f"{value / GIB:,.1f}"

@@ -12,10 +12,11 @@ import click
 
 from hpcgen.cli.options import write_output
 from hpcgen.cli.run_argument import run_directory
+from hpcgen.cli.status_rows import color_of
 from hpcgen.files import shared_as_directory
 from hpcgen.report.words import compared_with_prediction, count_in_short, duration, figure, percent
-from hpcgen.runs.metrics_line import number_or_none
 from hpcgen.text import counted, harmless
+from trainer.contract.files.metrics_line import number_or_none
 
 if TYPE_CHECKING:
     from hpcgen.report.run import Run
@@ -71,12 +72,9 @@ def _show(label: str, run: Run, summary: Summary) -> None:
     """Prints the run in a few lines."""
     from hpcgen.report import curve, evaluations
 
-    colour = {"done": "green", "running": "cyan", "stopped": "yellow", "silent": "yellow"}.get(
-        summary.state, "red"
-    )
     of = f" of {summary.train_iters:,}" if summary.train_iters else ""
     click.echo(
-        f"{click.style(harmless(label), bold=True)}: {click.style(summary.state, fg=colour)}, "
+        f"{click.style(harmless(label), bold=True)}: {click.style(summary.state, fg=color_of(summary.state))}, "
         f"iteration {summary.iteration:,}{of}" + (f": {harmless(summary.word)}" if summary.word else "")
     )
     losses = {

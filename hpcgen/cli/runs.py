@@ -17,7 +17,7 @@ from hpcgen.errors import HpcgenError
 from hpcgen.redaction import redact_json
 from hpcgen.runs.states import RunState
 from hpcgen.slurm.job_files import SLURM_JOB
-from hpcgen.text import harmless
+from hpcgen.text import harmless, padded
 
 if TYPE_CHECKING:
     from hpcgen.runs.status import RunStatus
@@ -95,12 +95,10 @@ def _print(runs: Sequence[RunStatus], root: Path, now: float) -> None:
         )
         for status in runs
     ]
-    widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles) - 1)]
-    for row in (titles, *rows):
-        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
+    for row, cells in zip((titles, *rows), padded((titles, *rows)), strict=True):
         color = color_of(row[0]) if row is not titles else None
         cells[0] = click.style(cells[0], fg=color, bold=row is titles)
-        click.echo("  ".join((*cells, row[-1])))
+        click.echo("  ".join(cells).rstrip())
 
 
 def _short(directory: str, root: Path) -> str:

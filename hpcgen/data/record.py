@@ -116,6 +116,11 @@ class Counts:
         return self.documents_in == self.documents_out + self.skipped + self.rejected
 
     @property
+    def outcome(self) -> str:
+        """What became of the documents read, in words."""
+        return f"{self.documents_out:,} out + {self.skipped:,} skipped + {self.rejected:,} rejected"
+
+    @property
     def learned_text(self) -> str:
         """The share of learned tokens in words; empty if the documents are not chats."""
         return f"{self.learned:,} tokens ({self.learned / self.tokens:.1%})" if self.learned else ""

@@ -89,10 +89,7 @@ class TaskReport:
             f"{made:,} made, {self.done_before:,} already done{failed}"
         ]
         if counts.documents_in:
-            lines.append(
-                f"documents  {counts.documents_in:,} in = {counts.documents_out:,} out"
-                f" + {counts.skipped:,} skipped + {counts.rejected:,} rejected"
-            )
+            lines.append(f"documents  {counts.documents_in:,} in = {counts.outcome}")
         if side_files := self.side_files:
             kinds = rejects_text(self.records)
             lines.append(f"rejects    {f'{kinds}; see ' if kinds else ''}{few(side_files, 1)}")

@@ -12,11 +12,11 @@ from hpcgen.config.stages import MACHINE_FILE, TRAINER_FILE
 from hpcgen.doctor.cause import Cause, Effect
 from hpcgen.doctor.run_files import MARKERS, RunFiles, read_start
 from hpcgen.planning.checkpointing import checkpoint_bytes
-from hpcgen.runs.metrics_line import decode
 from hpcgen.slurm.job_files import EXCLUDED, JOBS, RUNNING
 from hpcgen.text import counted, duration, size_text
 from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
+from trainer.contract.files.metrics_line import decode
 from trainer.contract.files.regular_file import IrregularFileError, open_regular, require_regular
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.files.shared_files import foreign_link, user

@@ -12,8 +12,8 @@ from hpcgen.doctor.cause import Cause
 from hpcgen.doctor.run_files import RunFiles
 from hpcgen.report.run import Run
 from hpcgen.runs.history import History
-from hpcgen.runs.metrics_line import number_or_none
 from hpcgen.text import counted
+from trainer.contract.files.metrics_line import number_or_none
 
 Values = NDArray[np.float64]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcgen.checkpoints.run_config import read_run_config, read_trained_config
+from hpcgen.config.stages import has_attempts
 from hpcgen.errors import HpcgenError
 from hpcgen.logs.failure import Failure
 from hpcgen.redaction import redact
@@ -121,7 +122,7 @@ def read_run_files(directory: Path, now: float) -> RunFiles:
 
 def _last(attempts: Sequence[JobAttempt]) -> JobAttempt | None:
     """The latest attempt of a stage that trains; without one, the latest of any stage."""
-    trains = [attempt for attempt in attempts if attempt.stage in ("train", "run")]
+    trains = [attempt for attempt in attempts if has_attempts(attempt.stage)]
     return next(reversed(trains or list(attempts)), None)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hpcgen.ledger.legs import Leg
 from hpcgen.planning.storage import SaveCosts
 from hpcgen.runs.history import Attempt, History
-from hpcgen.runs.metrics_line import Event, number_or_none
+from trainer.contract.files.metrics_line import Event, number_or_none
 from trainer.contract.record import record
 from trainer.contract.wording import ASKED_TO_STOP
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hpcgen.runs.attempts import JobAttempt
 from hpcgen.runs.history import Attempt
-from hpcgen.runs.metrics_line import number_or_none
+from trainer.contract.files.metrics_line import number_or_none
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from hpcgen.ledger.training import Trainings
 from hpcgen.runs.attempts import JobAttempt, read_attempts
 from hpcgen.runs.history import NO_HISTORY, History, read_history
 from hpcgen.runs.latest import Tail
-from hpcgen.runs.metrics_line import Event, number_or_none
+from hpcgen.runs.node_lists import node_names
 from hpcgen.runs.slurm import Queue, ask_accounts
 from hpcgen.runs.state import SILENT_S, state_of
 from hpcgen.slurm.job_files import SLURM_JOB, job_directory
+from trainer.contract.files.metrics_line import Event, number_or_none
 from trainer.contract.files.metrics_times import read_note
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.run_directory import RunDirectory
@@ -159,7 +159,7 @@ def _facts(directory: Path, job: JobAttempt, price: JobFacts) -> JobFacts:
         number_or_none(found.get("gpus_per_node")),
         number_or_none(found.get("price_per_gpu_hour")),
     )
-    gpus = None if per_node is None else round(per_node) * num_nodes(job.nodes)
+    gpus = None if per_node is None else round(per_node) * len(node_names(job.nodes))
     currency = found.get("currency")
     return JobFacts(
         gpus=gpus if gpus is not None and 0 < gpus <= _MOST_GPUS else None,
@@ -179,21 +179,3 @@ def _machine(directory: Path, job: JobAttempt) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def num_nodes(nodes: str) -> int:
-    """Number of nodes in Slurm's notation, such as n[1-4,7],login."""
-    count = 0
-    for word in re.findall(r"(?:[^,\[]+(?:\[[^\]]*\])?)+", nodes):
-        factor = 1
-        for ranges in re.findall(r"\[([^\]]*)\]", word):
-            factor *= sum(_length(each) for each in ranges.split(","))
-        count += factor
-    return count
-
-
-def _length(numbers: str) -> int:
-    first, _, last = numbers.partition("-")
-    if first.isdecimal() and last.isdecimal() and len(last) < 10:
-        return max(1, int(last) - int(first) + 1)
-    return 1

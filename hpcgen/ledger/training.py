@@ -11,7 +11,7 @@ import numpy as np
 from hpcgen.ledger.parts import Part
 from hpcgen.ledger.timeline import Walk
 from hpcgen.runs.history import Attempt, Column, History
-from hpcgen.runs.metrics_line import Event, number_or_none
+from trainer.contract.files.metrics_line import Event, number_or_none
 from trainer.contract.files.metrics_times import PAUSES, times_of
 
 PAUSE_PARTS = {

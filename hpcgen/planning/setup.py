@@ -14,6 +14,7 @@ from trainer.contract.config import (
     TrainerConfig,
     TrainingConfig,
 )
+from trainer.contract.config.training import RECOMPUTED_BY_DEFAULT, RecomputeModule
 from trainer.contract.model.adapters import WITHOUT_ADAPTERS
 from trainer.contract.model.layout import Layout
 from trainer.contract.optimizers import optimizer_of
@@ -138,11 +139,11 @@ class Setup:
         """`size` on one tensor-parallel rank, if only sequence parallelism divides it."""
         return size / self.layout.tensor_model_parallel_size if self.parallelism.sequence_parallel else size
 
-    def recomputes(self, module: str) -> bool:
-        """True if selective recomputation includes `module`. Its default is core_attn (transformer_config.py)."""
+    def recomputes(self, module: RecomputeModule) -> bool:
+        """True if selective recomputation includes `module`."""
         if self.training.recompute_granularity != "selective":
             return False
-        return module in (self.training.recompute_modules or ("core_attn",))
+        return module in (self.training.recompute_modules or RECOMPUTED_BY_DEFAULT)
 
     @property
     def recomputes_layers(self) -> bool:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hpcgen.files import private_file, publish
 from hpcgen.runs.history import decode
-from hpcgen.runs.metrics_line import number_or_none
 from hpcgen.text import counted, harmless
+from trainer.contract.files.metrics_line import number_or_none
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.run_directory import RunDirectory
 

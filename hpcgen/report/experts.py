@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hpcgen.report.chart import SIZE, Chart, Path, Tick, rounded, whole_ticks
 from hpcgen.report.scale import Scale
 from hpcgen.report.words import short
-from hpcgen.runs.metrics_line import Event
+from trainer.contract.files.metrics_line import Event
 
 Loads = NDArray[np.float64]
 """Tokens of each expert divided by the mean over its layer, [MoE layers, experts]."""

@@ -18,9 +18,9 @@ from hpcgen.report.run import Run
 from hpcgen.report.summary import AttemptSummary, Summary, summarize
 from hpcgen.report.time_bars import time_bars
 from hpcgen.runs.answers import Answer, at_iteration
-from hpcgen.runs.metrics_line import Event, number_or_none
 from hpcgen.text import counted
 from trainer.contract.evaluation import EvaluationResult
+from trainer.contract.files.metrics_line import Event, number_or_none
 
 MAX_LISTED = 8
 """Number of iterations whose answers are listed."""

@@ -14,11 +14,11 @@ from hpcgen.report.evaluations import compare_results, draw_results
 from hpcgen.report.experts import draw_expert_loads
 from hpcgen.report.scale import Scale
 from hpcgen.runs.history import Column, History
-from hpcgen.runs.metrics_line import Event, number_or_none
 from hpcgen.text import few
 from trainer.contract.config import NAMED_SPLIT
 from trainer.contract.evaluation import EvaluationResult
 from trainer.contract.files.metrics_columns import OUTPUT_Z_LOSS
+from trainer.contract.files.metrics_line import Event, number_or_none
 
 RECENT_SHARE = 0.75
 """Fraction of the run after which the chart of the recent loss starts."""

@@ -13,9 +13,9 @@ from hpcgen.report.comparability import validation_facts
 from hpcgen.report.prediction import predicted_step_s
 from hpcgen.report.run import Run
 from hpcgen.runs.history import Attempt, Column, History
-from hpcgen.runs.metrics_line import Event, number_or_none
 from hpcgen.runs.state import State
 from trainer.contract.evaluation import EvaluationResult
+from trainer.contract.files.metrics_line import Event, number_or_none
 
 RECENT_LINES = 100
 """Number of lines in the median for the current throughput."""

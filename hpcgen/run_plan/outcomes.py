@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hpcgen.run_plan.trials import Candidate
-from hpcgen.text import harmless
+from hpcgen.text import harmless, padded
 from trainer.contract.record import record
 from trainer.contract.trials import TrialResult
 
@@ -124,12 +124,8 @@ def table(outcomes: Outcomes) -> Iterator[str]:
     """Yields the lines of a table. A line below tells why a layout was not measured."""
     heading = ("", "layout", "measured", "predicted", "tokens/s", "GiB in use")
     rows = [heading, *map(_cells, outcomes.all)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(heading))]
-    for row, outcome in zip(rows, (None, *outcomes.all), strict=True):
-        cells = [
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
+    figures = range(2, len(heading))
+    for cells, outcome in zip(padded(rows, right=figures), (None, *outcomes.all), strict=True):
         yield "  ".join(cells).rstrip()
         if outcome is not None and outcome.result is not None and outcome.result.reason:
             yield f"   {outcome.result.status}: {harmless(outcome.result.reason)}"

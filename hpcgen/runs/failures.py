@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+from hpcgen.config.stages import has_attempts
 from hpcgen.logs.evidence import Evidence, collect
 from hpcgen.logs.failure import Failure
 from hpcgen.logs.lines import parse
@@ -154,6 +155,6 @@ def _failed_text(run_dir: Path, attempt: JobAttempt) -> str:
     """The text of FAILED, if this attempt wrote it."""
     with contextlib.suppress(OSError):
         written = (run_dir / RunDirectory.FAILED).lstat().st_mtime
-        if attempt.stage == "train" and written >= attempt.began - 1:
+        if has_attempts(attempt.stage) and written >= attempt.began - 1:
             return failed_text(run_dir) or ""
     return ""

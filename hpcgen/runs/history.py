@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcgen.errors import HpcgenError
-from hpcgen.runs import metrics_line
-from hpcgen.runs.metrics_line import Event, number_or_none
 from hpcgen.text import counted
+from trainer.contract.files import metrics_line
 from trainer.contract.files.metrics_columns import (
     NUMBERS_OF_STEP,
     OF_OBJECTIVE,
     is_mtp_loss,
     own_name_problem,
 )
+from trainer.contract.files.metrics_line import Event, number_or_none
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.wording import ASKED_TO_STOP
 

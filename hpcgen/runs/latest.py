@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hpcgen.runs.metrics_line import Event, decode, number_or_none
+from trainer.contract.files.metrics_line import Event, decode, number_or_none
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.record import record, replaced
 from trainer.contract.wording import ASKED_TO_STOP

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hpcgen.errors import HpcgenError
-from hpcgen.runs.find import FoundRuns, find_runs, has_job, node_names
+from hpcgen.runs.find import FoundRuns, find_runs, has_job
 from hpcgen.runs.look import RunWatcher
+from hpcgen.runs.node_lists import node_names
 from hpcgen.runs.slurm import Queue, ask_job, ask_node
 from hpcgen.runs.status import RunStatus
 from hpcgen.text import counted

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from hpcgen.redaction import redact
 from hpcgen.runs.latest import Latest
-from hpcgen.runs.metrics_line import number_or_none
 from hpcgen.runs.secrets import secrets_of
 from hpcgen.text import duration
+from trainer.contract.files.metrics_line import number_or_none
 from trainer.contract.files.regular_file import read_text
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.files.shared_files import foreign_link

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import tempfile
 from collections import deque
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.files import ACCESS, make_directory, shared_as
 from hpcgen.slurm.job_files import JOBS
+from trainer.contract.files.metrics_line import Event, decode
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.shared_files import refuse_foreign_link, require_own
 
@@ -108,10 +108,10 @@ class Followed:
         self._inode = 0
         self._offset = 0
         self._is_own = False
-        self._last: dict[str, Any] = {}
+        self._last: Event = {}
         self._losses: deque[float] = deque(maxlen=MEAN_OF)
 
-    def last_step(self) -> dict[str, Any]:
+    def last_step(self) -> Event:
         """The metrics of this attempt's last step, with the mean loss of MEAN_OF steps; empty before the first."""
         try:
             with open_regular(self._path) as file:
@@ -137,15 +137,12 @@ class Followed:
     def _take(self, line: bytes) -> None:
         if not self._is_own and b'"start"' not in line:
             return  # skips JSON parsing, as files of long runs have many lines
-        try:
-            entry = json.loads(line)
-        except ValueError:
+        event = decode(line)
+        if event is None:
             return
-        if not isinstance(entry, dict):
-            return
-        if entry.get("event") == "start":
-            self._is_own = entry.get("time", 0) >= self._since
-        elif self._is_own and entry.get("event") == "step":
-            self._last = entry
-            if entry.get("loss") is not None:  # null if fp16 overflowed
-                self._losses.append(entry["loss"])
+        if event["event"] == "start":
+            self._is_own = (event.get("time") or 0.0) >= self._since
+        elif self._is_own and event["event"] == "step":
+            self._last = event
+            if event.get("loss") is not None:  # null if fp16 overflowed
+                self._losses.append(event["loss"])

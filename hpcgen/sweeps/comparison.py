@@ -15,8 +15,8 @@ from hpcgen.errors import HpcgenError
 from hpcgen.report.run import Run, read_run
 from hpcgen.runs.failed import failed_text
 from hpcgen.runs.history import Column, History
-from hpcgen.runs.metrics_line import number_or_none
 from hpcgen.runs.state import State
+from trainer.contract.files.metrics_line import number_or_none
 
 if TYPE_CHECKING:
     from hpcgen.sweeps.points import Sweep

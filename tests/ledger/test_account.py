@@ -12,7 +12,7 @@ import pytest
 from hpcgen.errors import HpcgenError
 from hpcgen.ledger.failures import poisson_bounds
 from hpcgen.ledger.ledger import JobFacts, Ledger
-from hpcgen.ledger.read import num_nodes, read_ledger
+from hpcgen.ledger.read import read_ledger
 from hpcgen.runs.slurm import Queue, QueuedJob
 from tests.ledger.requeued_run import event, line, training, write_jobs, write_requeued_run
 from tests.recorded_run import START, start, step, write_run
@@ -269,13 +269,6 @@ def test_a_directory_without_a_training_is_refused(tmp_path: Path) -> None:
         read(tmp_path)
     with pytest.raises(HpcgenError, match="no such directory"):
         read(tmp_path / "absent")
-
-
-@pytest.mark.parametrize(
-    ("nodes", "count"), [("n1", 1), ("n[1-3,7],login", 5), ("r[1-2]n[01-04]", 8), ("", 0), ("n1,n2", 2)]
-)
-def test_nodes_are_counted(nodes: str, count: int) -> None:
-    assert num_nodes(nodes) == count
 
 
 def test_a_price_of_the_profile_counts_where_the_job_has_none(requeued: Path) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpcgen.runs.files import RunFiles, RunReader
-from hpcgen.runs.find import find_runs, has_job, node_names
+from hpcgen.runs.find import find_runs, has_job
 from hpcgen.runs.listing import list_runs
+from hpcgen.runs.node_lists import node_names
 from tests.cli.command import hpcgen
 from tests.operate.test_status import NOW, end, write_events
 from tests.recorded_run import start, steps, write_run
@@ -67,6 +68,7 @@ def test_jobs_are_found_by_their_directories(runs: Path) -> None:
         ("gpu-[001-003,7],login", {"gpu-001", "gpu-002", "gpu-003", "gpu-7", "login"}),
         ("r[1-2]n[1-2]", {"r1n1", "r1n2", "r2n1", "r2n2"}),
         ("gpu-1 gpu-2", {"gpu-1", "gpu-2"}),
+        ("gpu-1,gpu-2", {"gpu-1", "gpu-2"}),
         ("", set()),
         ("x[1-99999999],x[a-b],y[", set()),
         ("x[1-90000][1-90000],x[1-90000,1-90000]", set()),

@@ -17,7 +17,7 @@ from hpcgen.checkpoints.retention import read_retention
 from hpcgen.cli.checkpoint.paths import directory_argument
 from hpcgen.cli.options import json_option
 from hpcgen.report.words import moment
-from hpcgen.text import harmless, size_text
+from hpcgen.text import harmless, padded, size_text
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.listing import Entry
@@ -78,25 +78,17 @@ def _print_entries(entries: Sequence[Entry]) -> None:
         )
         for entry in entries
     ]
-    widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
-    click.secho(_row(titles, widths), bold=True)
-    for entry, row in zip(entries, rows, strict=True):
-        click.echo(_row(row, widths, COLORS.get(entry.state)))
+    heading, *lines = padded((titles, *rows), right=(1, 3))
+    click.secho("  ".join(heading).rstrip(), bold=True)
+    for entry, cells in zip(entries, lines, strict=True):
+        cells[4] = click.style(cells[4], fg=COLORS.get(entry.state))
+        click.echo("  ".join(cells).rstrip())
         if entry.problem is not None:
             click.echo(f"    {harmless(entry.problem)}")
 
 
 def _if(condition: bool, cell: str) -> tuple[str, ...]:
     return (cell,) if condition else ()
-
-
-def _row(cells: Sequence[str], widths: Sequence[int], state_color: str | None = None) -> str:
-    padded = [
-        f"{cell:>{width}}" if column in (1, 3) else f"{cell:<{width}}"
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    padded[4] = click.style(padded[4], fg=state_color)
-    return "  ".join(padded).rstrip()
 
 
 def _kept_by(entry: Entry) -> str:

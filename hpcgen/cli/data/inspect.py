@@ -14,7 +14,7 @@ import click
 from hpcgen.cli.options import run_file_option
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.errors import HpcgenError
-from hpcgen.text import counted, harmless
+from hpcgen.text import counted, harmless, padded
 
 if TYPE_CHECKING:
     from hpcgen.data.inspection import Document, InspectedChat, Inspection
@@ -126,13 +126,12 @@ def _show_histogram(inspection: Inspection) -> None:
         share = bin.documents / (inspection.documents - inspection.empty_documents)
         span = f"{bin.shortest:,} to {bin.longest:,}" if bin.longest > bin.shortest else f"{bin.shortest:,}"
         rows.append((span, f"{bin.documents:,}", f"{share:.1%}", f"{bin.tokens / inspection.tokens:.1%}"))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = ["  ".join(cells) for cells in padded(rows, right=range(4))]
     highest = max(bin.documents for bin in inspection.histogram)
-    room = max(10, min(BAR_WIDTH, shutil.get_terminal_size().columns - sum(widths) - 8))
+    room = max(10, min(BAR_WIDTH, shutil.get_terminal_size().columns - len(lines[0]) - 2))
     bars = ["", *(_bar(bin.documents / highest * room) for bin in inspection.histogram)]
-    for row, bar in zip(rows, bars, strict=True):
-        cells = "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-        click.echo(cells + (f"  {click.style(bar, fg='cyan')}" if bar else ""))
+    for line, bar in zip(lines, bars, strict=True):
+        click.echo(line + (f"  {click.style(bar, fg='cyan')}" if bar else ""))
 
 
 def _bar(length: float) -> str:

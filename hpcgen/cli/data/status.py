@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from hpcgen.cli.data.stage import corpus_options
 from hpcgen.cli.options import StageChoice, json_option, program, run_arguments
 from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.errors import HpcgenError
-from hpcgen.text import counted, duration, size_text
+from hpcgen.text import counted, duration, padded, size_text
 
 if TYPE_CHECKING:
     from hpcgen.data.status import StageStatus, TaskStatus
@@ -102,16 +102,16 @@ def _print_missing(
 def _print_table(found: Sequence[StageStatus]) -> None:
     titles = ("stage", "done", "running", "failed", "missing", "read", "documents", "tokens", "rate", "left")
     rows = [tuple(_cells(stage)) for stage in found]
-    widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
-    click.secho(_row(titles, widths), bold=True)
-    for stage, row in zip(found, rows, strict=True):
+    heading, *lines = padded((titles, *rows), right=range(1, len(titles)))
+    click.secho("  ".join(heading), bold=True)
+    for stage, cells in zip(found, lines, strict=True):
         colors = {
             0: "green" if stage.done == stage.units else None,
             2: "cyan" if stage.running else None,
             3: "red" if stage.failed else None,
             4: "yellow" if stage.missing else None,
         }
-        click.echo(_row(row, widths, colors))
+        click.echo("  ".join(_colored(cells, colors)))
 
 
 def _cells(stage: StageStatus) -> Iterator[str]:
@@ -128,25 +128,17 @@ def _cells(stage: StageStatus) -> Iterator[str]:
     yield duration(round(stage.remaining_s)) if stage.remaining_s is not None else "-"
 
 
-def _row(cells: Sequence[str], widths: Sequence[int], colors: dict[int, str | None] | None = None) -> str:
-    padded = (
-        f"{cell:<{width}}" if column == 0 else f"{cell:>{width}}"
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return "  ".join(
-        click.style(cell, fg=color) if (color := (colors or {}).get(column)) else cell
-        for column, cell in enumerate(padded)
-    )
+def _colored(cells: Sequence[str], colors: Mapping[int, str | None]) -> Iterator[str]:
+    for column, cell in enumerate(cells):
+        color = colors.get(column)
+        yield click.style(cell, fg=color) if color else cell
 
 
 def _print_counts(stage: StageStatus) -> None:
     """Prints what became of every document of the finished outputs, and the tokens of each split."""
     counts = stage.counts
     if counts.documents_in:
-        click.echo(
-            f"{stage.stage}: {counted(counts.documents_in, 'document')} in = {counts.documents_out:,} out"
-            f" + {counts.skipped:,} skipped + {counts.rejected:,} rejected"
-        )
+        click.echo(f"{stage.stage}: {counted(counts.documents_in, 'document')} in = {counts.outcome}")
     if stage.rejects:
         click.echo(f"{stage.stage}: rejected: {stage.rejects}")
     for warning in counts.warnings:

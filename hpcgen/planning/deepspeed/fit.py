@@ -11,8 +11,9 @@ from hpcgen.config.program import DeepSpeedConfig
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.deepspeed.facts import Device, Facts, problem
-from hpcgen.planning.deepspeed.memory import GIB, Estimate, ModelSize, estimate, setup_of
+from hpcgen.planning.deepspeed.memory import Estimate, ModelSize, estimate, setup_of
 from hpcgen.planning.deepspeed.model import model_size
+from hpcgen.planning.memory import GIB
 
 MIB = 1024**2
 CHOICES: tuple[tuple[int, Device, Device], ...] = (

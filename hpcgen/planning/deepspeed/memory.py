@@ -25,7 +25,6 @@ from dataclasses import dataclass
 
 from hpcgen.planning.deepspeed.facts import Device, Facts, Precision
 
-GIB = 1024**3
 HOST_FACTOR = 1.5
 """Factor for pinned and temporary buffers of the host, additional_buffer_factor of DeepSpeed's estimates."""
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}

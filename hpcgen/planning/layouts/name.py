@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from trainer.contract.config import TrainingConfig
+from trainer.contract.config.training import RECOMPUTED_BY_DEFAULT
 from trainer.contract.model.layout import Layout
 from trainer.contract.wording import counted
 
@@ -40,7 +41,7 @@ def _recomputed(training: TrainingConfig) -> str:
     if training.recompute_granularity is None:
         return ""
     if training.recompute_granularity == "selective":
-        return f", recompute {'+'.join(training.recompute_modules or ('core_attn',))}"
+        return f", recompute {'+'.join(training.recompute_modules or RECOMPUTED_BY_DEFAULT)}"
     if training.recompute_method == "block":
         return f", recompute {counted(training.recompute_num_layers or 1, 'layer')}"
     return ", recompute all"

@@ -32,8 +32,9 @@ class Layer:
 
 def _is_recomputed(setup: Setup, part: Part) -> bool:
     """True if selective recomputation computes `part` again. Experts include their activation function."""
-    modules = ("moe", "moe_act") if part.module == "moe_act" else (part.module,)
-    return any(module is not None and setup.recomputes(module) for module in modules)
+    if part.module is None:
+        return False
+    return setup.recomputes(part.module) or (part.module == "moe_act" and setup.recomputes("moe"))
 
 
 def chunk_time(setup: Setup, layers: Mapping[bool, Layer], kinds: Sequence[bool]) -> Passes:

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from hpcgen.cli.main import cli
 from hpcgen.planning.deepspeed.facts import Device, Facts
-from hpcgen.planning.deepspeed.memory import GIB, Estimate, ModelSize, estimate, setup_of
+from hpcgen.planning.deepspeed.memory import Estimate, ModelSize, estimate, setup_of
+from hpcgen.planning.memory import GIB
 from hpcgen.run_plan.summary import for_people, summarize
 from tests.planning.deepspeed.test_check import MICRO, zero
 from tests.planning.deepspeed.test_file import with_deepspeed

@@ -17,6 +17,8 @@ from trainer.contract.config.values import (
 from trainer.contract.record import config_section
 
 RecomputeModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj"]
+RECOMPUTED_BY_DEFAULT: tuple[RecomputeModule, ...] = ("core_attn",)
+"""Megatron-Core's default of training.recompute_modules (transformer_config.py)."""
 DISCARDS_OUTPUT = frozenset(("layernorm", "moe_act", "mla_up_proj"))
 """Modules whose recomputation discards their output. Core needs Transformer Engine for it."""
 

@@ -10,6 +10,7 @@ from hpcgen.check.lint.rule import Hit, rule
 from hpcgen.check.lint.sbatch import duration_as_time
 from hpcgen.check.lint.template import ANGLES, BRACES
 from hpcgen.config.sbatch_values import CHECKED, other_reading, refused_value
+from hpcgen.config.slurm import PASSED_ON
 
 
 @rule(
@@ -55,16 +56,7 @@ def _is_filled_in_later(value: str) -> bool:
     return "$" in value or bool(BRACES.search(value) or ANGLES.search(value))
 
 
-_NAMED_BY_THE_SITE = (
-    "account",
-    "partition",
-    "qos",
-    "reservation",
-    "constraint",
-    "clusters",
-    "nodelist",
-    "licenses",
-)
+_NAMED_BY_THE_SITE = (*PASSED_ON, "clusters", "nodelist", "licenses")
 """Options whose values are names that a site chooses, whether or not hpcgen has a key for them."""
 _YOURS = re.compile(
     r"(?i)(^|[_-])your?[_-]|change_?me|^xxx+$|^todo$|^fixme$|\bplaceholder\b|^(?-i:(PARTITION|ACCOUNT|PROJECT|QOS)(_?NAME)?)$"
