@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import datetime
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
 from tests.data.chat_corpora import (
@@ -275,6 +277,60 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_name(name: str) ->
 def test_refusals(source: str, document: dict[str, Any], error: Any, reason: str) -> None:
     with pytest.raises(error, match=reason):
         marked(source, document)
+
+
+LOOP = "{{% for a in range(99999) %}}{{% for b in range(99999){} %}}{}{{% endfor %}}{{% endfor %}}"
+ENDLESS = {
+    "loops": LOOP.format("", ""),
+    "loops that know their position": LOOP.format("", "{{ loop.index if loop.last }}"),
+    "loops that leave everything out": LOOP.format(" if b < 0", ""),
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
+    "long lists": "{% for a in range(99999) %}{% set x = range(9999) | list | sort | sum %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
+def test_a_template_that_takes_too_long_is_refused(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a thread other than the first, where no signal arrives."""
+    monkeypatch.setattr("trainer.chats.sandbox.MAX_CPU_S", 0.05)
+    reason = r"^a\.jinja: .* is not done after 0\.05 s of CPU time with a chat of 2 messages\."
+    with ThreadPoolExecutor(1) as threads, pytest.raises(ChatTemplateError, match=reason):
+        threads.submit(marked, source + CHATML, ONE).result()
+    assert marked(CHATML, ONE)  # the next one has its own time
+
+
+GROW = "{{% set n = namespace(x='aa') %}}{{% for i in range(60) %}}{}{{% endfor %}}"
+GROWING = {
+    "concatenations": GROW.format("{% set n.x = n.x ~ n.x %}"),
+    "sums": GROW.format("{% set n.x = n.x + n.x %}"),
+    "blocks": GROW.format("{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}"),
+    "replacements": GROW.format("{% set n.x = n.x.replace('a', 'aaa') %}"),
+    "arguments": "{% macro f(x) %}{{ f(x ~ x) }}{% endmacro %}{{ f('a') }}",
+    "output": "{% for i in range(9999) %}{{ 'a' * 10000 }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("source", GROWING.values(), ids=GROWING)
+def test_a_template_that_fills_the_memory_is_refused(source: str) -> None:
+    with pytest.raises(
+        ChatTemplateError, match=r"sandbox forbids: (a value has|it writes more than) [0-9,]+ char"
+    ):
+        marked(source + CHATML, ONE)
+
+
+def test_loops_of_any_kind_are_rendered() -> None:
+    source = (
+        "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.previtem is defined }}{% endfor %}"
+        "{% for m in messages if m.role == 'user' %}{{ loop.length }}{{ loop.last }}{% else %}none{% endfor %}"
+        "{% for x in [[1, [2]], [3]] recursive %}{{ loop.depth }}{{ loop(x) if x is iterable else x }}{% endfor %}"
+        "{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}{% for x in nothing %}{% else %}empty{% endfor %}"
+        "{% set x | upper %}b{{ messages | length }}{% endset %}{{ x }}"
+        "{% for c in 'de' %}{{ c }}{% break %}{% endfor %}"
+    )
+    found = template(source).render(Chat(ONE["messages"]))
+    plain = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).from_string(source)
+    assert found == plain.render(messages=ONE["messages"])
+    assert found.endswith("a1emptyB2d")
 
 
 def test_only_the_completion_of_a_conversation_is_learned() -> None:

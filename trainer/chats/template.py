@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.ext import Extension
+from jinja2.sandbox import SecurityError
 
 from trainer.chats.chat import ASSISTANT, Chat, Message
 from trainer.chats.errors import BadChatError, ChatTemplateError
+from trainer.chats.sandbox import ExhaustedError, Sandbox
 from trainer.contract.problem import FilePlace
+from trainer.contract.wording import counted
 
 OLDEST_JINJA = (3, 1, 6)
 """Earlier versions have known ways out of the sandbox."""
-_LONGEST_PRODUCT = 1_000_000
 _BEGIN, _END = "\udc02", "\udc03"
 """Marks of a generation block in what a template renders. A valid text has no surrogates."""
 
@@ -54,16 +54,16 @@ class ChatTemplate:
         """False if the template certainly leaves out the schemas of functions."""
         self.variables = {**special_tokens, **(variables or {})}
         """Variables of every chat."""
-        environment = _environment(self._formatted(date))
+        self._sandbox = Sandbox(_Generation, self._formatted(date))
         try:
-            self._template = environment.from_string(source)
+            self._template = self._sandbox.compiled(source)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(
                 f"the chat template is not valid Jinja: {error.message}", where=FilePlace(name, error.lineno)
             ) from error
         except (RecursionError, MemoryError) as error:
             raise ChatTemplateError(f"the chat template cannot be compiled: {error!r}", where=name) from error
-        self.marks_answers = environment.extensions[_Generation.identifier].is_used  # type: ignore[attr-defined]
+        self.marks_answers = self._sandbox.extensions[_Generation.identifier].is_used  # type: ignore[attr-defined]
         """True if the template has {% generation %} blocks, which tell what the assistant writes."""
 
     def render(
@@ -73,7 +73,7 @@ class ChatTemplate:
 
         Raises:
             BadChatError: the template refuses the chat.
-            ChatTemplateError: the template does what the sandbox forbids, or asks for the date.
+            ChatTemplateError: the template does what the sandbox forbids, takes too long, or asks for the date.
         """
         messages = chat.messages[:num_messages]
         return _without_marks(self._render(chat, messages, add_generation_prompt))[0]
@@ -83,7 +83,7 @@ class ChatTemplate:
 
         Raises:
             BadChatError: the template refuses the chat.
-            ChatTemplateError: the template does what the sandbox forbids, or asks for the date.
+            ChatTemplateError: the template does what the sandbox forbids, takes too long, or asks for the date.
         """
         return _without_marks(self._render(chat, chat.messages, False))
 
@@ -117,17 +117,24 @@ class ChatTemplate:
     def _render(self, chat: Chat, messages: list[Message], add_generation_prompt: bool) -> str:
         variables = {**self.variables, **chat.variables}
         try:
-            return self._template.render(
-                **variables
+            return self._sandbox.rendered(
+                self._template,
+                variables
                 | {
                     "messages": messages,
                     "tools": chat.tools,
                     "documents": chat.documents,
                     "add_generation_prompt": add_generation_prompt,
-                }
+                },
             )
         except ChatTemplateError:
             raise
+        except ExhaustedError as error:
+            raise ChatTemplateError(
+                f"the chat template {error} with a chat of {counted(len(messages), 'message')}. Usual templates take "
+                "less than a millisecond. Use another one",
+                where=self.name,
+            ) from error
         except SecurityError as error:
             raise ChatTemplateError(
                 f"the chat template does what the sandbox forbids: {error}", where=self.name
@@ -201,93 +208,3 @@ def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
             if not depth and position > begin:
                 blocks.append((begin, position))
     return "".join(parts), blocks
-
-
-def _environment(strftime_now: Callable[[str], str]) -> ImmutableSandboxedEnvironment:
-    """Environment with the settings of transformers' apply_chat_template."""
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = strftime_now
-    environment.globals["dict"] = _Dictionary()
-    environment.globals["namespace"] = _Namespace
-    return environment
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """A sandbox without products and powers that fill the memory. Jinja itself limits `range`."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """Computes a product or a power.
-
-        Raises:
-            SecurityError: it would be longer than _LONGEST_PRODUCT items, or have more bits.
-        """
-        if isinstance(left, int) and isinstance(right, int):
-            bits = left.bit_length() * right if operator == "**" else 0
-        else:
-            bits = max(
-                (
-                    len(items) * count
-                    for items, count in ((left, right), (right, left))
-                    if _can_repeat(items, count)
-                ),
-                default=0,
-            )
-        if bits > _LONGEST_PRODUCT:
-            raise SecurityError(f"a result of {operator} would have {bits:,} items")
-        return super().call_binop(context, operator, left, right)
-
-
-def _can_repeat(items: Any, count: Any) -> bool:
-    return isinstance(items, (str, list, tuple)) and isinstance(count, int)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON text. Jinja's own filter escapes the characters of HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> str:
-    raise jinja2.TemplateError(message)
-
-
-class _Dictionary:
-    """Makes dictionaries, as the type `dict`, whose attributes a template must not reach."""
-
-    def __call__(self, *arguments: Any, **items: Any) -> dict[Any, Any]:
-        return dict(*arguments, **items)
-
-    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
-        """A dictionary with the same value for several keys."""
-        return dict.fromkeys(*arguments)
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """A namespace without underscored names, which would reach Python's internals."""
-
-    def __init__(*arguments: Any, **items: Any) -> None:  # a template may name an item "self"
-        self, *values = arguments
-        names = dict(*values, **items)
-        for name in names:
-            _refuse_underscore(name)
-        jinja2.utils.Namespace.__init__(self, names)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_underscore(name)
-        super().__setitem__(name, value)
-
-
-def _refuse_underscore(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace cannot have the underscored name {name!r}")

@@ -1,0 +1,226 @@
+"""The sandbox of chat templates: Jinja's own, with limits for time and memory and the functions of transformers.
+
+A template may loop over loops, call its macros from themselves, or double a text again and again. So the CPU time of
+the thread is checked in loops and calls, and the size of what is assigned, passed and written is limited. This needs no
+timer and works in all threads. A busy machine changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.visitor import NodeTransformer
+
+MAX_CPU_S = 5.0
+"""Maximum CPU time of a rendering, in seconds."""
+_CHECKED_STEPS = 16
+"""Number of steps between two looks at the clock. One step may sort 100,000 items, Jinja's limit of `range`."""
+_MAX_PRODUCT = 1_000_000
+_MAX_ITEMS = 2**25
+"""Maximum number of characters of a text, or of items of a list. All of a chat has less."""
+_COUNTED, _LIMITED = "<counted>", "<limited>"
+"""Filters that `Sandbox.compiled` adds. No template can name them."""
+
+
+class ExhaustedError(Exception):
+    """A template has used up its time."""
+
+
+class Budget(threading.local):
+    """CPU time that a rendering has left, in each thread that renders."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._deadline_s = 0.0
+
+    def start(self) -> None:
+        """Begin a rendering."""
+        self._deadline_s = time.thread_time() + MAX_CPU_S
+
+    def step(self) -> None:
+        """Count a pass of a loop, or a call.
+
+        Raises:
+            ExhaustedError: the rendering has taken MAX_CPU_S.
+        """
+        self._steps += 1
+        if self._steps % _CHECKED_STEPS == 0 and time.thread_time() > self._deadline_s:
+            raise ExhaustedError(f"is not done after {MAX_CPU_S:g} s of CPU time")
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """An environment with the settings of transformers' apply_chat_template. Jinja itself limits `range`."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self, extension: type[Extension], strftime_now: Callable[[str], str]) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[extension, loopcontrols])
+        self.budget = Budget()
+        self.filters["tojson"] = _tojson
+        self.filters[_COUNTED] = lambda items: _Counted(items, self.budget.step)
+        self.filters[_LIMITED] = _limited
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = strftime_now
+        self.globals["dict"] = _Dictionary()
+        self.globals["namespace"] = _Namespace
+
+    def compiled(self, source: str) -> jinja2.Template:
+        """Compile a template whose loops count their passes, and whose assignments are limited.
+
+        Raises:
+            TemplateSyntaxError: it is not valid Jinja.
+        """
+        return self.from_string(_Limits().visit(self.parse(source)))
+
+    def rendered(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+        """The text that a compiled template writes.
+
+        Raises:
+            SecurityError: the template does what is forbidden, or writes more than _MAX_ITEMS characters.
+            ExhaustedError: it takes more than MAX_CPU_S.
+        """
+        self.budget.start()
+        parts, size = list[str](), 0
+        for part in template.generate(variables):
+            parts.append(part)
+            size += len(part)
+            if size > _MAX_ITEMS:
+                raise SecurityError(f"it writes more than {_MAX_ITEMS:,} characters")
+        return "".join(parts)
+
+    def call(self, context: jinja2.runtime.Context, function: Any, /, *arguments: Any, **named: Any) -> Any:
+        """Call a function or a macro.
+
+        Raises:
+            SecurityError: it is not safe, or an argument or the result is too long.
+            ExhaustedError: the time is used up.
+        """
+        self.budget.step()
+        for value in arguments:
+            _limited(value)
+        return _limited(super().call(context, function, *arguments, **named))
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        """Computes a product or a power.
+
+        Raises:
+            SecurityError: it would be longer than _MAX_PRODUCT items, or have more bits.
+        """
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * right if operator == "**" else 0
+        else:
+            bits = max(
+                (
+                    len(items) * count
+                    for items, count in ((left, right), (right, left))
+                    if _can_repeat(items, count)
+                ),
+                default=0,
+            )
+        if bits > _MAX_PRODUCT:
+            raise SecurityError(f"a result of {operator} would have {bits:,} items")
+        return super().call_binop(context, operator, left, right)
+
+
+class _Limits(NodeTransformer):
+    """Adds the filters with limits to the tree of a template."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
+        """Counts the passes of a loop."""
+        node.iter = _filtered(node.iter, _COUNTED)
+        return self.generic_visit(node)
+
+    def visit_Assign(self, node: nodes.Assign) -> nodes.Node:  # noqa: N802
+        """Limits what a variable or an attribute of a namespace gets."""
+        node.node = _filtered(node.node, _LIMITED)
+        return self.generic_visit(node)
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:  # noqa: N802
+        """Limits the text of a block that a variable gets."""
+        node.filter = _filtered(node.filter, _LIMITED)
+        return self.generic_visit(node)
+
+
+def _filtered(node: nodes.Expr | None, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None)
+
+
+class _Counted:
+    """The items of a loop, each of which is a step."""
+
+    def __init__(self, items: Iterable[Any], step: Callable[[], None]) -> None:
+        self._items, self._step = items, step
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            self._step()
+            yield item
+
+    def __len__(self) -> int:
+        return len(self._items)  # type: ignore[arg-type]  # a TypeError if they have no length, as without counting
+
+
+def _limited(value: Any) -> Any:
+    if isinstance(value, (str, list, tuple)) and len(value) > _MAX_ITEMS:
+        raise SecurityError(f"a value has {len(value):,} characters or items")
+    return value
+
+
+def _can_repeat(items: Any, count: Any) -> bool:
+    return isinstance(items, (str, list, tuple)) and isinstance(count, int)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON text. Jinja's own filter escapes the characters of HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> str:
+    raise jinja2.TemplateError(message)
+
+
+class _Dictionary:
+    """Makes dictionaries, as the type `dict`, whose attributes a template must not reach."""
+
+    def __call__(self, *arguments: Any, **items: Any) -> dict[Any, Any]:
+        return dict(*arguments, **items)
+
+    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
+        """A dictionary with the same value for several keys."""
+        return dict.fromkeys(*arguments)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """A namespace without underscored names, which would reach Python's internals."""
+
+    def __init__(*arguments: Any, **items: Any) -> None:  # a template may name an item "self"
+        self, *values = arguments
+        names = dict(*values, **items)
+        for name in names:
+            _refuse_underscore(name)
+        jinja2.utils.Namespace.__init__(self, names)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_underscore(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace cannot have the underscored name {name!r}")
