@@ -21,6 +21,7 @@ from trainer.contract.files.index_header import HEADER_SIZE, read_header
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.resuming import sampling
 from trainer.contract.resuming.data_stages import stages_left
+from trainer.contract.resuming.pair_identity import is_same_pair, likeness
 from trainer.contract.resuming.sampling import Documents, Listed, Mixture, Packing, Sampling, Stream, draws
 from trainer.contract.rules.data import split_weights
 from trainer.packing.counts import Counts
@@ -117,7 +118,7 @@ def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[R
         earlier,
         [_mixture(each.stage.train if each.stage else datasets, streams, each.end) for each in stages],
         data.split if data.datasets else None,
-        _is_same_pair,
+        is_same_pair,
         consumed=consumed,
         seed=trainer.training.seed,
         count=_expected_counts,
@@ -222,16 +223,8 @@ def _may_have_read(stream: Stream, earlier: Sampling) -> bool:
 
 
 def _may_be(stream: Stream, identity: Mapping[str, Any], documents: Documents) -> bool:
-    from trainer.contract.resuming import provenance
-
     has_same = (stream.documents.first, stream.documents.end) == (documents.first, documents.end)
-    return has_same and provenance.likeness(stream.pair, identity) > 0
-
-
-def _is_same_pair(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    from trainer.contract.resuming import provenance
-
-    return provenance.is_same_pair(one, other)
+    return has_same and likeness(stream.pair, identity) > 0
 
 
 def _read_sizes(prefix: str, share: float) -> _Pair | None:

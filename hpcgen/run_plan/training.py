@@ -75,14 +75,9 @@ def _with_faster_layouts(
     peak_tflops = run.node_type.peak_tflops.get(facts.training.precision_of_layers)
     if not may_be_slow(facts, peak_tflops, nvlink_gb_s):
         return warnings
-    from hpcgen.planning.layouts.advice import with_faster_layouts
-    from hpcgen.planning.predicted_step import NoPrediction, machine_of_run
+    from hpcgen.planning.layouts.advice import with_faster_layouts  # predictions, which few runs need
 
-    try:
-        machine = machine_of_run(run, facts.training, allocation)
-        return with_faster_layouts(facts, machine, warnings, nvlink_gb_s)
-    except NoPrediction:
-        return warnings
+    return with_faster_layouts(run, facts, allocation, warnings, nvlink_gb_s)
 
 
 def training_facts(run: Run, config: RunConfig, allocation: Allocation) -> tuple[Facts, tuple[Problem, ...]]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcgen.data.http import Web, authorization, retry_after_s
+from hpcgen.data.http import Web
+from hpcgen.data.http_headers import authorization, retry_after_s
 from hpcgen.data.retries import RetryPolicy
 from hpcgen.data.stores.base import Wanted
 from hpcgen.data.urls import redacted

@@ -16,8 +16,9 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import normalize
 
 from trainer.contract.config import BlendConfig, ConfigError, Dataset, TrainerConfig
-from trainer.contract.resuming import provenance, sampling
+from trainer.contract.resuming import sampling
 from trainer.contract.resuming.data_stages import StageEnd
+from trainer.contract.resuming.pair_identity import is_same_pair
 from trainer.contract.resuming.sampling import Documents, Listed, Mixture, Order, Sampling, Stream, draws
 from trainer.contract.validation import config_of_split
 from trainer.contract.wording import counted
@@ -255,7 +256,7 @@ def _training(
         earlier,
         [_mixture(each, source.datasets, streams, config, progress) for each in progress.stages],
         config.data.split if config.data.datasets else None,
-        provenance.is_same_pair,
+        is_same_pair,
         consumed=progress.consumed,
         seed=config.training.seed,
         count=replay.blended,

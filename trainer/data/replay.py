@@ -15,6 +15,7 @@ from megatron.core.datasets.utils import normalize
 
 from trainer.contract.config import BlendConfig, ConfigError
 from trainer.contract.resuming import provenance
+from trainer.contract.resuming.pair_identity import likeness
 from trainer.contract.resuming.sampling import Order, Phase, Portion, Sampling, Stream, draws
 from trainer.data.corpora import Share, documents_of_share, open_corpus, split_shares
 from trainer.data.progress import OneBlend
@@ -108,8 +109,8 @@ def _find(
     if identity is None:
         return here
     candidates = [here, *pairs] if here else pairs
-    alike = [pair for pair in candidates if provenance.likeness(identity, pair)]
-    return max(alike, key=lambda pair: provenance.likeness(identity, pair), default=None)
+    alike = [pair for pair in candidates if likeness(identity, pair)]
+    return max(alike, key=lambda pair: likeness(identity, pair), default=None)
 
 
 def blended(weights: Sequence[float], size: int) -> list[int]:

@@ -14,6 +14,7 @@ from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.listed_files import Listing
 from hpcgen.data.sources.directory import list_directory
 from hpcgen.data.sources.file_list import read_file_list
+from hpcgen.data.sources.url import list_urls, probe
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
 
@@ -33,13 +34,12 @@ def list_source(job: CorpusJob) -> Listing:
     if source.manifest is not None:
         return read_file_list(Path(source.manifest), has_token=source.token_variable is not None)
     if source.huggingface is not None:
-        # the hub's client and that of web servers are imported only if they are needed
-        from hpcgen.data.sources.hub import list_repository
+        from hpcgen.data.sources.hub import (
+            list_repository,  # needs the hub's client, which only an extra installs
+        )
 
         return list_repository(source.huggingface, source.token_variable)
     if source.url is not None:
-        from hpcgen.data.sources.url import list_urls
-
         return list_urls(source.url, source.token_variable)
     raise HpcgenError("data.corpus.source is empty", "set huggingface, url, directory or manifest")
 
@@ -71,6 +71,4 @@ def check_source(left: Mapping[str, Sequence[Unit]], job: CorpusJob) -> None:
             )
     urls = [item.url for units in left.values() for unit in units for item in unit.inputs if item.url]
     if urls:
-        from hpcgen.data.sources.url import probe
-
         probe(dict.fromkeys((urls[0], urls[-1])), job.corpus.source.token_variable)

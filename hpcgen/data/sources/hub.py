@@ -21,13 +21,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import RepoFile
 
 from hpcgen.config.corpus import HubSource
-from hpcgen.data.http import (
-    TRANSIENT_STATUSES,
-    authorization,
-    describe_answer,
-    retry_after_s,
-    token_for,
-)
+from hpcgen.data.http import TRANSIENT_STATUSES, describe_answer
+from hpcgen.data.http_headers import authorization, retry_after_s, token_for
 from hpcgen.data.listed_files import UNSPLIT, Listing, ManifestFile
 from hpcgen.data.retries import INTERACTIVE, RetryPolicy
 from hpcgen.data.urls import redacted, url_problem

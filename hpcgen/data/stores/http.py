@@ -1,5 +1,5 @@
-"""Web servers as a store. Only this module and hpcgen.data.http deal with HTTP: ranges, validators, encodings and
-statuses."""
+"""Web servers as a store. Only this module, hpcgen.data.http and http_headers deal with HTTP: ranges, validators,
+encodings and statuses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hpcgen.config.corpus import WEB_SCHEMES
+from hpcgen.data.http_headers import authorization, content_total, content_validator, range_start
 from hpcgen.data.retries import RetryPolicy
 from hpcgen.data.stores.base import Body, Listed, NotTheFile, StartOver, Stat, Store, Wanted
 from hpcgen.data.urls import redacted
@@ -31,7 +32,7 @@ class Http(Store):
     def __init__(
         self, policy: RetryPolicy, token_variable: str | None = None, web: Web | None = None
     ) -> None:
-        from hpcgen.data.http import Web
+        from hpcgen.data.http import Web  # needs httpx2, which only an extra installs
 
         super().__init__(policy, token_variable)
         self._web = web or Web(policy)
@@ -64,8 +65,6 @@ class Http(Store):
     @contextmanager
     def read(self, file: Wanted, start: int, version: str | None) -> Iterator[Body]:
         """Requests a file, or its rest from `start` on."""
-        from hpcgen.data.http import content_total, content_validator, range_start
-
         headers = self._headers(file.url)
         if start:
             headers["Range"] = f"bytes={start}-"
@@ -88,15 +87,11 @@ class Http(Store):
             )
 
     def _headers(self, url: str) -> dict[str, str]:
-        from hpcgen.data.http import authorization
-
         return authorization(url, self.token_variable)
 
 
 def _stat(response: httpx2.Response) -> Stat:
     """Size of the file. The version is left out: it may differ between the servers of one address."""
-    from hpcgen.data.http import content_total
-
     return Stat(size=content_total(response))
 
 

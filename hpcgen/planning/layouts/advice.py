@@ -8,9 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
+from hpcgen.config.loader import Run
 from hpcgen.planning import resources
+from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.layouts.result import RankedLayout
 from hpcgen.planning.layouts.search import search
+from hpcgen.planning.predicted_step import NoPrediction, machine_of_run
 from hpcgen.planning.step_time import Machine
 from trainer.contract.problem import Problem
 from trainer.contract.record import record
@@ -33,10 +36,22 @@ long for a warning of `render`."""
 
 
 def with_faster_layouts(
-    facts: Facts, machine: Machine, warnings: Sequence[Problem], nvlink_gb_s: float | None
+    run: Run, facts: Facts, allocation: Allocation, warnings: list[Problem], nvlink_gb_s: float | None
 ) -> list[Problem]:
     """The warnings of a run, of which those about its speed name a faster layout, and warnings about microbatches that
-    are too small and tensor parallelism that is too large.
+    are too small and tensor parallelism that is too large. Unchanged if the time of a step cannot be predicted.
+    """
+    try:
+        machine = machine_of_run(run, facts.training, allocation)
+        return _advised(facts, machine, warnings, nvlink_gb_s)
+    except NoPrediction:
+        return warnings
+
+
+def _advised(
+    facts: Facts, machine: Machine, warnings: Sequence[Problem], nvlink_gb_s: float | None
+) -> list[Problem]:
+    """See `with_faster_layouts`.
 
     Raises:
         NoPrediction: see `search`.

@@ -31,6 +31,16 @@ from trainer.contract.files.loss_mask import has_mask
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.resuming.change import Change, and_more
 from trainer.contract.resuming.hyperparameters import SECTIONS
+from trainer.contract.resuming.pair_identity import (
+    SECOND,
+    Identity,
+    compare,
+    compare_content,
+    content_suffixes,
+    differs,
+    is_same_pair,
+    same_age,
+)
 from trainer.contract.resuming.record_shape import origins
 
 PAIRS = ("data.datasets", "data.train")
@@ -38,11 +48,6 @@ PAIRS = ("data.datasets", "data.train")
 
 RECORD_FILE = ".record.json"
 """Suffix of the record that hpcgen writes next to the pairs that it makes (hpcgen/data/record.py)."""
-
-_SECOND = 1_000_000_000
-
-Identity = dict[str, Any]
-"""Identity of a file: size (bytes), modified_ns, and sha256, which is None if it is not known."""
 
 
 @dataclass
@@ -62,7 +67,7 @@ class Examination:
     def add_changed_pairs(self, paths: list[str], name: str) -> None:
         """Add the files of `to_hash` that turned out to differ. `name` is the key that names the pairs."""
         for pair in filter(None, self.origins["pairs"].get(name, [])):
-            for suffix in _contents(pair):
+            for suffix in content_suffixes(pair):
                 if f"{pair['prefix']}.{suffix}" in paths:
                     pair[suffix]["sha256"] = None
         if paths:
@@ -119,24 +124,6 @@ def examine(
     return found
 
 
-def is_same_pair(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True if two identities certainly describe the same documents. `examine` has hashed what this depends on.
-
-    Pairs of documents of one length have the same .idx, so the .bin must be known too, by its hash or its time. In a
-    run that begins, pairs may be known by their paths alone.
-    """
-    if "idx" not in one or "idx" not in other:
-        return bool(one["prefix"] == other["prefix"])
-    return _compare(one, other) == "same"
-
-
-def likeness(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
-    """Whether two identities describe the same documents: 0 if not, 1 if possibly, 2 if certainly. Hashes may be
-    missing."""
-    verdict = _compare(one, other)
-    return 0 if verdict == "other" else 2 if verdict == "same" else 1
-
-
 def identify_pair(prefix: str) -> dict[str, Any] | None:
     """Identities of a pair's files; None if a file is missing.
 
@@ -181,7 +168,7 @@ def _identify_unread(path: Path, known: Any) -> Identity:
     """Identity of a file, with the hash in `known` if size and time are the same."""
     status = path.stat()
     now = {"size": status.st_size, "sha256": None, "modified_ns": status.st_mtime_ns}
-    return known if isinstance(known, dict) and _same_age(now, known) else now
+    return known if isinstance(known, dict) and same_age(now, known) else now
 
 
 def _examine_code(
@@ -209,7 +196,7 @@ def _compare_pairs(
     for dataset, known, pair in zip(_saved_pairs(name, found), before, pairs, strict=True):
         if known is None or pair is None:
             continue
-        verdict = _compare(known, pair)
+        verdict = compare(known, pair)
         if verdict == "hash" and hashes:
             _expect(known, pair, found)
         if verdict in ("same", "hash"):
@@ -238,15 +225,15 @@ def _recognize_pairs(read: Sequence[Mapping[str, Any]], pairs: Sequence[Any], fo
     """Add to `found.to_hash` the pairs that may be in `read`, but must be hashed to tell."""
     for pair in filter(None, pairs):
         if not any(is_same_pair(known, pair) for known in read):
-            alike = [known for known in read if _compare(known, pair) == "hash"]
+            alike = [known for known in read if compare(known, pair) == "hash"]
             if alike:
                 _expect(max(alike, key=lambda known: known["prefix"] == pair["prefix"]), pair, found)
 
 
 def _expect(known: Mapping[str, Any], pair: dict[str, Any], found: Examination) -> None:
     """Assume that files have their earlier hashes. The ranks verify this before training starts."""
-    for suffix in _contents(pair):
-        if _compare_content(known[suffix], pair[suffix]) == "hash":
+    for suffix in content_suffixes(pair):
+        if compare_content(known[suffix], pair[suffix]) == "hash":
             sha256 = known[suffix]["sha256"]
             found.to_hash[f"{pair['prefix']}.{suffix}"] = {"bytes": pair[suffix]["size"], "sha256": sha256}
             pair[suffix] = {**pair[suffix], "sha256": sha256}
@@ -294,62 +281,21 @@ def _identify_content(
     now = _identify_unread(path, known)
     if now["sha256"] is None:
         made = recorded(path.parent).get(path.name)
-        if made is not None and _same_age(now, made):  # otherwise the file was rewritten after the record
+        if made is not None and same_age(now, made):  # otherwise the file was rewritten after the record
             now = {**now, "sha256": made["sha256"]}
     return dict(now)
-
-
-def _contents(pair: Mapping[str, Any]) -> list[str]:
-    """Suffixes of the files of a pair that are not read at each start."""
-    return [suffix for suffix in ("bin", "mask") if suffix in pair]
-
-
-def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Compare two identities of a pair: "same", "other", "hash" (files must be hashed) or "unknown" (no hash)."""
-    if _contents(before) != _contents(now):
-        return "other"
-    verdicts = {_compare_content(before[suffix], now[suffix]) for suffix in _contents(now)}
-    if _differs(before["idx"], now["idx"]):
-        return "other"
-    return next(verdict for verdict in ("other", "unknown", "hash", "same") if verdict in verdicts)
-
-
-def _compare_content(before: Identity, now: Identity) -> str:
-    """Compare two identities of a .bin or .mask. The words are those of `_compare`."""
-    if _differs(before, now):
-        return "other"
-    if _same_age(before, now) or (before["sha256"] and now["sha256"]):
-        return "same"
-    return "hash" if before["sha256"] else "unknown"
-
-
-def _differs(before: Identity, now: Identity) -> bool:
-    """True if two identities of a file certainly have other content."""
-    hashes = before["sha256"], now["sha256"]
-    return bool(before["size"] != now["size"] or (all(hashes) and hashes[0] != hashes[1]))
 
 
 def _change(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Change:
     """The file of the pair that differs, in its old and its current state."""
     files = [suffix for suffix in ("idx", "mask", "bin") if suffix in before and suffix in now]
-    suffix = next((suffix for suffix in files if _differs(before[suffix], now[suffix])), "bin")
+    suffix = next((suffix for suffix in files if differs(before[suffix], now[suffix])), "bin")
     texts = []
     for identity in (before[suffix], now[suffix]):
-        modified = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(identity["modified_ns"] / _SECOND))
+        modified = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(identity["modified_ns"] / SECOND))
         sha256 = f", SHA-256 {identity['sha256'][:SHA256_DIGITS]}" if identity["sha256"] else ""
         texts.append(f"{now['prefix']}.{suffix} ({identity['size']:,} bytes, modified {modified}{sha256})")
     return Change(name, texts[0], texts[1], is_content=True)
-
-
-def _same_age(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True if size and time are the same. Some archives keep only seconds; then fractions are ignored."""
-    if one["size"] != other.get("size"):
-        return False
-    first, second = one["modified_ns"], other.get("modified_ns")
-    if not isinstance(second, int):
-        return False
-    in_seconds = first // _SECOND == second // _SECOND and 0 in (first % _SECOND, second % _SECOND)
-    return first == second or in_seconds
 
 
 @functools.cache
