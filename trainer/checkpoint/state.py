@@ -16,7 +16,7 @@ from trainer.checkpoint import optimizer_state
 from trainer.checkpoint.unpickling import checked_extra_state
 from trainer.checkpoint.writer import Bucket, not_finite
 from trainer.contract.errors import NonFiniteError
-from trainer.contract.files.checkpoint_files import TRAINER_MARK
+from trainer.contract.files.checkpoint_files import CHECKPOINT_VERSION, TRAINER_MARK
 from trainer.contract.optimizers.kind import AVERAGE_BYTES, Kind, Optimizer
 from trainer.contract.wording import counted
 from trainer.distributed.groups import this_rank
@@ -25,9 +25,6 @@ from trainer.optimizer import parameter_groups
 from trainer.optimizer.build import PARTS, optimizers_of
 from trainer.optimizer.weight_average import WeightAverage
 from trainer.step import TrainingState
-
-CHECKPOINT_VERSION = 3.0
-"""Megatron-LM's version number for its parameter layout (QKV interleaved by group)."""
 
 HYPERPARAMETERS = ("max_lr", "min_lr", *(key for parts in PARTS.values() for key in parts.GROUP_KEYS))
 """Keys of a parameter group that come from the configuration, if the group has them."""

@@ -16,8 +16,8 @@ from trainer.contract.model.adapters import linears
 from trainer.contract.wording import counted, few
 from trainer.huggingface import card, check, tokenizer_files
 from trainer.huggingface.adapters import StoredAdapters
-from trainer.huggingface.destination import new_directory, write_json, write_text
-from trainer.huggingface.exporting import DTYPES, Options, Report, prepare, save_tensors
+from trainer.huggingface.destination import Report, new_directory, write_json, write_text
+from trainer.huggingface.exporting import DTYPES, Options, prepare, save_tensors
 from trainer.huggingface.peft_modules import PeftModule, peft_modules
 from trainer.huggingface.source import Source
 from trainer.huggingface.torch_dist import with_own_storage

@@ -11,9 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,24 +19,21 @@ from typing import Any
 
 import torch
 
-from trainer.contract.config import ConfigError, LoraConfig, ParallelismConfig, to_dict
+from trainer.contract.config import ConfigError, LoraConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.families.huggingface import FAMILIES, family_for
 from trainer.contract.files import checkpoint_files
-from trainer.contract.files.checkpoint_files import COMPLETE, TRACKER
-from trainer.contract.files.system_calls import sync_path
 from trainer.contract.model.adapters import LINEARS, Linear, linears
 from trainer.contract.resuming import base_model
 from trainer.contract.wording import few, shown
 from trainer.huggingface.adapter_exporting import CONFIG, WEIGHTS
 from trainer.huggingface.adapters import MATRICES, matrix_shapes, tensor_name
-from trainer.huggingface.destination import new_directory, write_text
-from trainer.huggingface.importing import Report, verify, write_common
+from trainer.huggingface.destination import Report
+from trainer.huggingface.new_checkpoint import record_of_import, report_use, write_checkpoint
 from trainer.huggingface.peft_modules import Matrices, PeftModule, peft_modules
 from trainer.huggingface.reading import TensorFile, read_json
 from trainer.huggingface.source import Source, read_source
 from trainer.huggingface.torch_dist import WeightsWriter
-from trainer.metrics.versions import distribution_version
 
 NUMBERS: dict[str, tuple[type, ...]] = {"r": (int,), "lora_alpha": (int, float), "lora_dropout": (int, float)}
 """Keys of adapter_config.json that are numbers, and their types."""
@@ -118,17 +113,12 @@ def import_adapter(source: Path, base: Path, destination: Path, report: Report) 
     file = TensorFile(source / WEIGHTS)
     modules = _modules(model, file, source)
     lora = _lora(peft, model, modules)
-    with new_directory(destination) as directory:
-        path = checkpoint_files.iteration_directory(directory, 0)
-        path.mkdir()
-        with WeightsWriter(path) as writer:
-            _write_adapters(peft, lora, modules, file, writer)
-        files = writer.files | write_common(path, 0)
-        record = {**_record(model, lora, source), "files": files}
-        write_text(path / COMPLETE, checkpoint_files.record_text(record))
-        write_text(directory / TRACKER, "0")
-        sync_path(path)
-        verify(path)
+
+    def write(writer: WeightsWriter) -> dict[str, Any]:
+        _write_adapters(peft, lora, modules, file, writer)
+        return _record(model, lora, source)
+
+    write_checkpoint(destination, 0, write)
     report(f"imported {source} ({len(modules)} modules with adapters) to {destination}")
     imported = model.huggingface_origin.get("name")
     if peft.base_model and imported and _model_name(peft.base_model) != _model_name(imported):
@@ -138,9 +128,7 @@ def import_adapter(source: Path, base: Path, destination: Path, report: Report) 
         )
     if len({peft.scale_of(module) for module in modules}) > 1:
         report("the adapters have different scales, which became part of lora_B")
-    report("to train the adapters further, write into the run file:")
-    load = json.dumps(os.path.normpath(destination.absolute()))
-    report(f"checkpoint: {{load: {load}, finetune: true}}")
+    report_use(destination, report, "train the adapters further")
     report(f"lora: {_section(lora)}")
 
 
@@ -319,32 +307,19 @@ def _write_linear(
 
 
 def _record(base: Source, lora: LoraConfig, source: Path) -> dict[str, Any]:
-    """Content of COMPLETE, without the files. Nothing is known about the training."""
-    return {
-        "format": checkpoint_files.FORMAT,
-        "weights_only": True,
-        "iteration": 0,
-        "consumed_samples": 0,
-        "time": time.time(),
-        "world_size": 1,
-        "layout": to_dict(ParallelismConfig()),
-        "precision": base.record["precision"],
-        "model": {**base.record["model"], "mtp_num_layers": None},
-        "training": {"micro_batch_size": 0, "global_batch_size": 0, "train_iters": 0},
-        "optimizer": {},
-        "data": {},
-        "lora": json.loads(json.dumps(dataclasses.asdict(lora))),
-        "versions": {"trainer": distribution_version("hpcgen"), "torch": torch.__version__},
-        "origins": {
-            "code": {},
-            "pairs": {},
+    """Content of COMPLETE, without the files."""
+    return record_of_import(
+        base.record["precision"],
+        {**base.record["model"], "mtp_num_layers": None},
+        {
             base_model.ORIGIN: base_model.entry(checkpoint_files.describe(base.path)),
             "peft": {
                 "name": str(source.absolute()),
                 **{name: checkpoint_files.describe_file(source / name) for name in (CONFIG, WEIGHTS)},
             },
         },
-    }
+        lora=json.loads(json.dumps(dataclasses.asdict(lora))),
+    )
 
 
 def _section(lora: LoraConfig) -> str:

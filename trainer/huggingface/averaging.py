@@ -7,8 +7,6 @@ models, Sanyal et al., arXiv 2306.03241).
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,14 +18,13 @@ import torch
 
 from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
-from trainer.contract.files.checkpoint_files import COMPLETE, TRACKER, Checkpoint
+from trainer.contract.files.checkpoint_files import COMPLETE, Checkpoint
 from trainer.contract.files.hashing import file_sha256
-from trainer.contract.files.system_calls import sync_path
 from trainer.contract.resuming import base_model
 from trainer.contract.resuming.record_shape import CONFIRMED
 from trainer.contract.wording import counted, few
-from trainer.huggingface.destination import new_directory, write_text
-from trainer.huggingface.importing import Report, verify, write_common
+from trainer.huggingface.destination import Report
+from trainer.huggingface.new_checkpoint import report_use, write_checkpoint
 from trainer.huggingface.torch_dist import StoredWeights, WeightsWriter
 from trainer.inference.checkpoint import complete_checkpoints
 
@@ -100,22 +97,15 @@ def _write(
 ) -> None:
     """Write a checkpoint like the first of `checkpoints`, with the `averaged` part of each tensor at an index."""
     newest = checkpoints[0]
-    with new_directory(destination) as directory:
+
+    def write(writer: WeightsWriter) -> dict[str, Any]:
         _require_unchanged(checkpoints, report)
-        path = checkpoint_files.iteration_directory(directory, newest.iteration)
-        path.mkdir()
-        with WeightsWriter(path) as writer:
-            _write_parts(StoredWeights(newest.path), averaged, writer, report)
-        files = writer.files | write_common(path, newest.iteration)
-        record = {**_record(checkpoints), "files": files}
-        write_text(path / COMPLETE, checkpoint_files.record_text(record))
-        write_text(directory / TRACKER, str(newest.iteration))
-        sync_path(path)
-        verify(path)
-    report(f"wrote {what} to {destination / path.name}")
-    report("to start from it, write into the run file:")
-    load = json.dumps(os.path.normpath(destination.absolute()))
-    report(f"checkpoint: {{load: {load}, finetune: true}}")
+        _write_parts(StoredWeights(newest.path), averaged, writer, report)
+        return _record(checkpoints)
+
+    write_checkpoint(destination, newest.iteration, write)
+    report(f"wrote {what} to {destination / newest.path.name}")
+    report_use(destination, report)
 
 
 def _chosen(source: Path, last: int) -> list[Checkpoint]:

@@ -7,13 +7,16 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from trainer.contract.errors import NotSavedError, TrainerError
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.system_calls import sync_path
+
+Report = Callable[[str], None]
+"""Shows a line about the progress or the result."""
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from trainer.contract.model import rope_parameters
 from trainer.contract.wording import few
 from trainer.huggingface import card, check, generation, tokenizer_files
 from trainer.huggingface.adapters import MergedWeights, StoredAdapters, Weights
-from trainer.huggingface.destination import new_directory, sync_file, umask, write_json, write_text
+from trainer.huggingface.destination import Report, new_directory, sync_file, umask, write_json, write_text
 from trainer.huggingface.source import Source, read_source, with_vocabulary
 from trainer.huggingface.tokenizer_files import Tokenizer
 from trainer.huggingface.torch_dist import StoredWeights, with_own_storage
@@ -38,8 +38,6 @@ NUM_READERS = 4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 INDEX = "model.safetensors.index.json"
-
-Report = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

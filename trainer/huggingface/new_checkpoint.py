@@ -14,16 +14,19 @@ import torch
 from trainer.contract.config import ParallelismConfig, to_dict
 from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
-from trainer.contract.files.checkpoint_files import COMMON, COMPLETE, METADATA, TRACKER, TRAINER_MARK
+from trainer.contract.files.checkpoint_files import (
+    CHECKPOINT_VERSION,
+    COMMON,
+    COMPLETE,
+    METADATA,
+    TRACKER,
+    TRAINER_MARK,
+)
 from trainer.contract.files.system_calls import sync_path
-from trainer.huggingface.destination import new_directory, sync_file, write_text
+from trainer.contract.problem import listed
+from trainer.huggingface.destination import Report, new_directory, sync_file, write_text
 from trainer.huggingface.torch_dist import WeightsWriter
 from trainer.metrics.versions import distribution_version
-
-Report = Callable[[str], None]
-
-CHECKPOINT_VERSION = 3.0
-"""Megatron-LM's version number for its parameter layout (QKV interleaved by group)."""
 
 STORAGE = {
     "sharded_backend": "torch_dist",
@@ -110,7 +113,6 @@ def _verify(path: Path) -> None:
         TrainerError: the storage has something else than what was written.
     """
     if problems := checkpoint_files.problems(checkpoint_files.describe(path), hashes=False):
-        listed = "; ".join(map(str, problems))
         raise TrainerError(
-            f"the storage changed data that was written: {listed}. Check the storage and try again"
+            f"the storage changed data that was written: {listed(problems)}. Check the storage and try again"
         )

@@ -46,6 +46,9 @@ INDEX = ".metadata"
 COMMON = "common.pt"
 """Values that are the same on all ranks. Megatron-Core reads this file, and versions up to 0.18 also write it."""
 
+CHECKPOINT_VERSION = 3.0
+"""Megatron-LM's version number for its parameter layout (QKV interleaved by group)."""
+
 TRAINER_MARK = "saved_by_this_trainer"
 """Key of COMMON that marks this trainer's checkpoints.
 
