@@ -122,23 +122,10 @@ def train_step(
         NonFiniteError: on all ranks, if the loss or the gradient norm is not finite. Nothing is updated.
     """
     seed_dropout(config.training.seed, state.iteration, groups)
-    optimizer = state.optimizer
-    _clear_gradients(state)
-    _start_gathering(state)
     batch = Batch(state.consumed_samples, batch_size_at(config.training, state.consumed_samples))
     biases = expert_biases(state.routers)
     previous_biases = [bias.clone() for bias in biases]
-    frozen = frozen_biases(state.routers)
-    previous_frozen = [bias.clone() for bias in frozen]
-    state.objective.measure((state.iteration + 1) % config.logging.log_interval == 0)
-    totals, contents = forward_backward(state.model, state.objective, batches, config, groups, batch.size)
-    _restore(frozen, previous_frozen)
-    # Only fp16 has a scale, and reading it waits for the GPU.
-    loss_scale = float(optimizer.get_loss_scale()) if config.training.precision == "fp16" else 1.0
-    overflowed = optimizer.prepare_grads()
-    norm = totals.new_zeros(1) if overflowed else gradients.norm(optimizer, totals)
-    statistics = take_statistics(state.routers, config.model, totals.device)
-    agreed = _agree(totals, norm, vote(), contents, statistics)
+    agreed, totals, loss_scale, overflowed = _compute_gradients(state, batches, config, groups, batch, vote)
     divisor = gradients.divisor(agreed.tokens, config)
     grad_norm = agreed.norm / divisor
     terms = {
@@ -147,7 +134,7 @@ def train_step(
     minimized = {"loss": agreed.loss, OBJECTIVE: terms.get(OBJECTIVE, agreed.loss)}
     if not all(map(math.isfinite, (*minimized.values(), grad_norm))):
         _restore(biases, previous_biases)
-        raise _non_finite(minimized, grad_norm, totals, optimizer, state.iteration + 1, batch)
+        raise _non_finite(minimized, grad_norm, totals, state.optimizer, state.iteration + 1, batch)
     # An overflow is due to the loss scale: it is not a spike and does not count against skip_loss_spikes.
     spike = None if overflowed else state.spikes.spike_ratio(agreed.loss)
     skipped = overflowed or (spike is not None and state.spikes.skip())
@@ -155,10 +142,7 @@ def train_step(
     if skipped:
         _restore(biases, previous_biases)
     else:
-        state.spikes.remember(agreed.loss)
-        gradients.update(optimizer, divisor, config.optimizer.clip_grad, grad_norm)
-        if state.average is not None:
-            state.average.update()
+        _update(state, agreed.loss, divisor, config.optimizer.clip_grad, grad_norm)
     if overflowed:
         _require_reducible(loss_scale, config.optimizer, state.iteration + 1)
     state.scheduler.step(1)
@@ -180,6 +164,40 @@ def train_step(
         vote=agreed.vote,
         experts=None if config.model.num_moe_experts is None else agreed.statistics,
     )
+
+
+def _compute_gradients(
+    state: TrainingState,
+    batches: DataIterators,
+    config: TrainerConfig,
+    groups: ProcessGroupCollection,
+    batch: Batch,
+    vote: Callable[[], Vote],
+) -> tuple[_Agreed, torch.Tensor, float, bool]:
+    """Compute the gradients of a global batch. Returns the numbers of all ranks, this rank's totals of
+    `forward_backward`, the loss scale, and True if fp16 gradients overflowed."""
+    _clear_gradients(state)
+    _start_gathering(state)
+    frozen = frozen_biases(state.routers)
+    previous_frozen = [bias.clone() for bias in frozen]
+    state.objective.measure((state.iteration + 1) % config.logging.log_interval == 0)
+    totals, contents = forward_backward(state.model, state.objective, batches, config, groups, batch.size)
+    _restore(frozen, previous_frozen)
+    optimizer = state.optimizer
+    # Only fp16 has a scale, and reading it waits for the GPU.
+    loss_scale = float(optimizer.get_loss_scale()) if config.training.precision == "fp16" else 1.0
+    overflowed = optimizer.prepare_grads()
+    norm = totals.new_zeros(1) if overflowed else gradients.norm(optimizer, totals)
+    statistics = take_statistics(state.routers, config.model, totals.device)
+    return _agree(totals, norm, vote(), contents, statistics), totals, loss_scale, overflowed
+
+
+def _update(state: TrainingState, loss: float, divisor: float, clip_grad: float, grad_norm: float) -> None:
+    """Update the weights and their average. `loss` becomes one of those that later spikes are compared with."""
+    state.spikes.remember(loss)
+    gradients.update(state.optimizer, divisor, clip_grad, grad_norm)
+    if state.average is not None:
+        state.average.update()
 
 
 def _clear_gradients(state: TrainingState) -> None:

@@ -156,13 +156,7 @@ class _Attempt:
             else at_rank_0(lambda: provenance.examine(config, codes=codes).origins, run.root)
         )
         confirmed = source.confirmed if source else Confirmations(config.checkpoint.changed).after(())
-        watch.beat(Phase.BUILD)
-        state = build_state(config, self.groups, log)
-        if source is not None:
-            watch.beat(Phase.LOAD)
-            tokens = config.model.vocab_size if config.checkpoint.resize_vocabulary else None
-            checkpoint.load(source, state, self.groups, tokens)
-        log.line(_summary(config, self.groups, source, state))
+        state = self._state(source)
         watch.beat(Phase.DATA, state.iteration)
         datasets, reading = _open_datasets(config, run, state, source, origins, log.line)
 
@@ -209,6 +203,18 @@ class _Attempt:
             log,
             answers,
         )
+
+    def _state(self, source: checkpoint.Source | None) -> TrainingState:
+        """The state with the weights of `source`, or random ones."""
+        config = self.config
+        self.watch.beat(Phase.BUILD)
+        state = build_state(config, self.groups, self.log)
+        if source is not None:
+            self.watch.beat(Phase.LOAD)
+            tokens = config.model.vocab_size if config.checkpoint.resize_vocabulary else None
+            checkpoint.load(source, state, self.groups, tokens)
+        self.log.line(_summary(config, self.groups, source, state))
+        return state
 
     def _run(self, loop: TrainingLoop) -> None:
         """Run the loop. An error is announced and recorded, and a save in progress is completed if it can be."""

@@ -141,9 +141,7 @@ def tokenize_files(
         verify_fraction=verify_fraction,
     )
     if chat is not None:
-        for problem in problems(corpus, tokenizer.config):
-            if problem.path != "data.corpus.source":
-                raise HpcgenError(problem)
+        _require_chats(corpus, tokenizer)
     unit = Unit(
         stage=TOKENIZE.name,
         inputs=tuple(Input(name=str(path), path=path) for path in inputs),
@@ -168,6 +166,13 @@ def tokenize_files(
     except OSError as error:
         raise HpcgenError(f"cannot write {output_prefix}.bin and .idx: {error}") from error
     return _report(record, output_prefix, tokenizer)
+
+
+def _require_chats(corpus: CorpusConfig, tokenizer: Tokenizer) -> None:
+    """Refuses settings for chats that the tokenizer does not suit. The corpus has no source, but files."""
+    for problem in problems(corpus, tokenizer.config):
+        if problem.path != "data.corpus.source":
+            raise HpcgenError(problem)
 
 
 def _input_size(path: Path) -> int:

@@ -144,23 +144,7 @@ def _source(
     """Check that `config` may resume from `found`. This comes before building the model, which can take minutes."""
     weights_only = config.checkpoint.finetune and not is_own
     record = found.record or {}
-    if record.get("format", FORMAT) > FORMAT:
-        raise TrainerError(
-            f"{found.path} was written by a later version of the trainer (format {record['format']}). Use that version",
-            scope=Scope.ALL_RANKS,
-        )
-    if record.get("weights_only") and not weights_only:
-        writer = "average" if record.get("averaged") else "import"
-        raise TrainerError(
-            f"{found.path} has only weights (hpcgen checkpoint {writer} wrote it). Name it in checkpoint.load, set "
-            "checkpoint.finetune: true, and save elsewhere",
-            scope=Scope.ALL_RANKS,
-        )
-    misfit = base_model.mismatch(
-        found.path, found.record, config.lora, weights_only=weights_only, is_own=is_own
-    )
-    if misfit is not None:
-        raise TrainerError(str(misfit), scope=Scope.ALL_RANKS)
+    _require_readable(found, config, weights_only=weights_only, is_own=is_own)
     files = _examine(found, config, codes, log, beat, weights_only)
     base = _base(found, config, files.origins, beat)
     confirmations = Confirmations.of(
@@ -193,6 +177,28 @@ def _source(
         log.line(f"checkpoint.changed has {entry}. Remove it")
     confirmed = confirmations.after(changes)
     return Source(found, weights_only, changes, confirmed, passed_over, files.origins, foreign, base)
+
+
+def _require_readable(found: Checkpoint, config: TrainerConfig, *, weights_only: bool, is_own: bool) -> None:
+    """Raise TrainerError on all ranks if `config` cannot use what the checkpoint contains."""
+    record = found.record or {}
+    if record.get("format", FORMAT) > FORMAT:
+        raise TrainerError(
+            f"{found.path} was written by a later version of the trainer (format {record['format']}). Use that version",
+            scope=Scope.ALL_RANKS,
+        )
+    if record.get("weights_only") and not weights_only:
+        writer = "average" if record.get("averaged") else "import"
+        raise TrainerError(
+            f"{found.path} has only weights (hpcgen checkpoint {writer} wrote it). Name it in checkpoint.load, set "
+            "checkpoint.finetune: true, and save elsewhere",
+            scope=Scope.ALL_RANKS,
+        )
+    misfit = base_model.mismatch(
+        found.path, found.record, config.lora, weights_only=weights_only, is_own=is_own
+    )
+    if misfit is not None:
+        raise TrainerError(str(misfit), scope=Scope.ALL_RANKS)
 
 
 def _base(

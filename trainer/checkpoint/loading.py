@@ -70,14 +70,7 @@ def load(
             contents.fill(state, loaded, weights_only=source.weights_only)
             if source.weights_only and tokens is not None:
                 _add_tokens(source, state, groups, tokens)
-            if not source.weights_only:
-                state.consumed_tokens = source.consumed_tokens
-            if any(
-                change.name == "training.precision" and change.after == "fp32" for change in source.changes
-            ):
-                _restore_fp32_weights(source, state, optimizer, groups)
-            if state.average is not None and average is None:
-                state.average.restart()
+            _complete(state, source, optimizer, groups, has_average=average is not None)
     # Pickle, zip, key and shape errors, and torch's CheckpointException, which is raised on all ranks and does not
     # derive from Exception.
     except (Exception, CheckpointException) as error:
@@ -90,6 +83,23 @@ def load(
         ) from error
     _require_all(absent, source.path)
     contents.check_loaded(state, source.path)
+
+
+def _complete(
+    state: TrainingState,
+    source: Source,
+    optimizer: dict[str, Any],
+    groups: ProcessGroupCollection,
+    *,
+    has_average: bool,
+) -> None:
+    """Set what the tensors of the checkpoint do not contain. `optimizer` is the sharded state of the optimizer."""
+    if not source.weights_only:
+        state.consumed_tokens = source.consumed_tokens
+    if any(change.name == "training.precision" and change.after == "fp32" for change in source.changes):
+        _restore_fp32_weights(source, state, optimizer, groups)
+    if state.average is not None and not has_average:
+        state.average.restart()
 
 
 def sharding_of_complete(found: Checkpoint, groups: ProcessGroupCollection) -> dict[str, Any]:
