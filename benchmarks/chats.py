@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -32,13 +31,8 @@ MEDIAN_LENGTH = 400
 
 def main() -> int:
     """Train on both kinds of samples, and print a line for each."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("--steps", type=int, default=10, help="number of timed steps of each")
+    options = runs.comparison_options(__doc__)
     options.add_argument("--layers", type=int, default=4, help="number of layers")
-    options.add_argument("--json", action="store_true", help="print one JSON object for each")
-    options.add_argument("--cpu", action="store_true", help="train a tiny shape on a CPU")
     options.set_defaults(one_rank=False)
     arguments = options.parse_args()
     runs.end_like_ctrl_c()
@@ -49,8 +43,7 @@ def main() -> int:
         results = runs.side_by_side(
             lambda packing, place: measured(packing, place, chats, directory, arguments), (True, False), gpus
         )
-    for result in results:
-        print(json.dumps(result) if arguments.json else line(result, results[1]), flush=True)
+    runs.print_comparison(results, results[1], line, arguments.json)
     return 0
 
 
@@ -85,8 +78,7 @@ def measured(
     config = train.configuration(case, chats, directory / name.replace(" ", "-"))
     config["data"] |= {"sft": True, "sft_packing": packing}
     if arguments.cpu:
-        config["device"] = "cpu"
-        config["training"]["precision"] = "fp32"
+        train.use_cpu(config)
     environment = {} if arguments.cpu else runs.one_gpu(place)
     options = argparse.Namespace(**vars(arguments), environment=environment)
     result = train.run_trainer(case, config, options)

@@ -90,8 +90,8 @@ def median_step(arguments: argparse.Namespace, run_dir: Path, prefix: Path, keys
     case = dataclasses.replace(LLAMA, name=run_dir.name, model=model, data=keys)
     config = train.configuration(case, prefix, run_dir)
     if arguments.cpu:
-        config["device"] = "cpu"
-        config["training"] |= {"precision": "fp32", "train_iters": 100}
+        train.use_cpu(config)
+        config["training"]["train_iters"] = 100
     result = train.run_trainer(case, config, arguments)
     return float(result["step_s"])
 

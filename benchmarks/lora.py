@@ -33,13 +33,8 @@ TIME_LIMIT_S = 300
 
 def main() -> int:
     """Measure both, and print a line for each."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("--steps", type=int, default=10, help="number of measured steps of each")
+    options = runs.comparison_options(__doc__)
     options.add_argument("--rank", type=int, default=16, help="rank of the adapters")
-    options.add_argument("--json", action="store_true", help="print one JSON object for each")
-    options.add_argument("--cpu", action="store_true", help="train a tiny shape on a CPU")
     arguments = options.parse_args()
     runs.end_like_ctrl_c()
     gpus = 1 if arguments.cpu else runs.count_gpus(options)
@@ -53,8 +48,7 @@ def main() -> int:
             trainings,
             gpus,
         )
-    for result in results:
-        print(json.dumps(result) if arguments.json else line(result, results[0]), flush=True)
+    runs.print_comparison(results, results[0], line, arguments.json)
     return 0
 
 
@@ -71,8 +65,7 @@ def training(
         config["lora"] = lora
         config["checkpoint"] |= {"load": str(directory / "base"), "finetune": True}
     if arguments.cpu:
-        config["device"] = "cpu"
-        config["training"]["precision"] = "fp32"
+        train.use_cpu(config)
     return from_dict(TrainerConfig, config, where=name)
 
 

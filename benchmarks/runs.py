@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,6 +50,28 @@ def count_gpus(options: argparse.ArgumentParser) -> int:
     if not count:
         options.exit(2, f"{options.prog}: needs a GPU, but torch sees none\n")
     return count
+
+
+def comparison_options(description: str | None) -> argparse.ArgumentParser:
+    """The options of a benchmark that compares trainings of one GPU: --steps, --json and --cpu."""
+    options = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--steps", type=int, default=10, help="number of timed steps of each training")
+    options.add_argument("--json", action="store_true", help="print one JSON object for each training")
+    options.add_argument("--cpu", action="store_true", help="train a tiny shape on a CPU")
+    return options
+
+
+def print_comparison(
+    results: Sequence[dict[str, Any]],
+    baseline: dict[str, Any],
+    line: Callable[[dict[str, Any], dict[str, Any]], str],
+    as_json: bool,
+) -> None:
+    """Print each result as JSON, or as the `line` that compares it with the baseline."""
+    for result in results:
+        print(json.dumps(result) if as_json else line(result, baseline), flush=True)
 
 
 def one_gpu(index: int) -> dict[str, str]:

@@ -153,6 +153,12 @@ def configuration(case: Case, corpus: Path, run_dir: Path) -> dict[str, Any]:
     ) | {"peak_tflops": PEAK_TFLOPS}
 
 
+def use_cpu(config: dict[str, Any]) -> None:
+    """Change a configuration to a training in fp32 on a CPU."""
+    config["device"] = "cpu"
+    config["training"]["precision"] = "fp32"
+
+
 def even_routing(case: Case) -> dict[str, str]:
     """The key that makes the trainer's routers load the experts of a case evenly. The peers have an option for it."""
     is_mixture = "num_moe_experts" in case.model

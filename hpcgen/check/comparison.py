@@ -135,6 +135,10 @@ class Comparison:
         """
         return "apart" if place.in_subshell else self._shell_of_function(place.function, ())
 
+    def runs_in_job(self, place: Place) -> bool:
+        """True if code runs in the script's shell, so that the script sees the variables that it sets."""
+        return self.shell_of(place) in ("job", "prologue")
+
     def _shell_of_function(self, name: str, above: tuple[str, ...]) -> str:
         if name == PROLOGUE:
             return "prologue"

@@ -53,7 +53,7 @@ def setting_lost(both: Comparison) -> Iterator[Hit]:
         )
     scalars = {item.name for item in settings if item.items is None}
     for item in both.own(both.site.assigned):
-        if item.name in scalars and not item.is_local and both.shell_of(item) in ("job", "prologue"):
+        if item.name in scalars and not item.is_local and both.runs_in_job(item):
             yield Hit.at(
                 item.line,
                 f"this changes the setting {item.name}",
@@ -70,13 +70,7 @@ def option_lost(both: Comparison) -> Iterator[Hit]:
             arrays.setdefault(item.name, []).extend(item.written)
     for item in both.own(both.site.assigned):
         planned = arrays.get(item.name)
-        if (
-            planned is None
-            or item.append
-            or item.indexed
-            or item.is_local
-            or both.shell_of(item) not in ("job", "prologue")
-        ):
+        if planned is None or item.append or item.indexed or item.is_local or not both.runs_in_job(item):
             continue
         words = item.written or ()
         if f'"${{{item.name}[@]}}"' not in words:
@@ -99,7 +93,7 @@ def variable_lost(both: Comparison) -> Iterator[Hit]:
     for call in both.own(both.site.commands):
         removes = call.written[0] == "unset" or (call.written[0] == "export" and "-n" in call.written)
         taken = [word for word in call.written[1:] if word in planned]
-        if removes and taken and both.shell_of(call) in ("job", "prologue"):
+        if removes and taken and both.runs_in_job(call):
             yield Hit.at(
                 call.line,
                 f"this removes {few(taken, MOST_NAMES)} from the environment",

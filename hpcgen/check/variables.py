@@ -151,7 +151,7 @@ def container_env(both: Comparison) -> Iterator[Hit]:
     }
     for item in both.own(both.site.assigned):
         is_lost = item.exported and not item.is_local and item.name not in named | passed
-        if is_lost and not _HOST_ONLY.fullmatch(item.name) and both.shell_of(item) in ("job", "prologue"):
+        if is_lost and not _HOST_ONLY.fullmatch(item.name) and both.runs_in_job(item):
             why = f"{item.name} is exported, but not listed in the container options"
             fix = (
                 "set it in the cluster profile's `environment`, or pass it to the tasks in site_prologue: "
@@ -164,7 +164,7 @@ def container_env(both: Comparison) -> Iterator[Hit]:
 def export_local(both: Comparison) -> Iterator[Hit]:
     """In a function, `declare -x` and `local -x` create a local variable: later commands do not get it."""
     for item in both.own(both.site.assigned):
-        if item.exported and item.is_local and both.shell_of(item) in ("job", "prologue"):
+        if item.exported and item.is_local and both.runs_in_job(item):
             yield Hit.at(
                 item.line,
                 f"{item.name} is exported only until the function ends",

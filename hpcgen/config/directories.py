@@ -10,6 +10,7 @@ from hpcgen.config.fields import is_profile_path
 from hpcgen.config.trust import require_own_place, require_safe_parents, require_trusted
 from hpcgen.errors import HpcgenError
 from hpcgen.files import no_access, to_read
+from hpcgen.resources import shipped
 
 SITE_VARIABLE = "HPCGEN_SITE"
 """Environment variable with the site's directory, for sites that deploy hpcgen without root."""
@@ -71,6 +72,14 @@ def local_directories(kind: str, base: Path | None) -> list[Path]:
     return [*own, Path(kind)]
 
 
+def directories_of(kind: str, base: Path | None, sites: Sequence[Path]) -> list[Path]:
+    """The directories in which files of a kind are looked up by name. The first match is used.
+
+    `base` is the directory of the run file; None without a run file. For `sites`, see `Profile.sites`.
+    """
+    return [*local_directories(kind, base), *configuration_directories(kind, sites), shipped(kind)]
+
+
 def readable(directories: Iterable[Path]) -> list[Path]:
     """The existing directories.
 
@@ -114,8 +123,8 @@ def is_below(path: Path, directory: Path) -> bool:
     return path.resolve().is_relative_to(directory.resolve())
 
 
-def origin(path: Path, shipped: Path) -> str:
-    """A file as named in a script's header, such as "shipped:clusters/local.yaml" for one shipped with hpcgen."""
-    if is_below(path, shipped):
-        return f"shipped:{shipped.name}/{path.resolve().relative_to(shipped.resolve()).as_posix()}"
+def origin(path: Path, folder: Path) -> str:
+    """A file as named in a script's header, such as "shipped:clusters/local.yaml" for one in the shipped `folder`."""
+    if is_below(path, folder):
+        return f"shipped:{folder.name}/{path.resolve().relative_to(folder.resolve()).as_posix()}"
     return str(path.absolute())

@@ -11,9 +11,8 @@ from typing import get_args
 
 from hpcgen.config import document as documents
 from hpcgen.config.directories import (
-    configuration_directories,
+    directories_of,
     is_below,
-    local_directories,
     names_in,
     origin,
     readable,
@@ -35,15 +34,8 @@ from trainer.contract.record import record
 
 
 def node_type_directories(base: Path | None = None, sites: Sequence[Path] = ()) -> list[Path]:
-    """The directories in which node types are looked up by name. The first match is used.
-
-    `base` is the directory of the run file; None without a run file. For `sites`, see `Profile.sites`.
-    """
-    return [
-        *local_directories("topologies", base),
-        *configuration_directories("topologies", sites),
-        shipped("topologies"),
-    ]
+    """The directories in which node types are looked up by name (see `directories_of`)."""
+    return directories_of("topologies", base, sites)
 
 
 def node_type_names(base: Path | None = None, sites: Sequence[Path] = ()) -> list[str]:

@@ -10,9 +10,8 @@ from hpcgen.config import document as documents
 from hpcgen.config.cluster import ClusterConfig
 from hpcgen.config.defaults import OF_PROFILE, part, read_defaults
 from hpcgen.config.directories import (
-    configuration_directories,
+    directories_of,
     is_below,
-    local_directories,
     names_in,
     origin,
     readable,
@@ -76,15 +75,8 @@ def load_cluster(name: str, directory: Path | None = None) -> tuple[ClusterConfi
 
 
 def cluster_directories(base: Path | None = None, sites: Sequence[Path] = ()) -> list[Path]:
-    """The directories in which cluster profiles are looked up by name. The first match is used.
-
-    `base` is the directory of the run file; None without a run file. For `sites`, see `Profile.sites`.
-    """
-    return [
-        *local_directories("clusters", base),
-        *configuration_directories("clusters", sites),
-        shipped("clusters"),
-    ]
+    """The directories in which cluster profiles are looked up by name (see `directories_of`)."""
+    return directories_of("clusters", base, sites)
 
 
 def cluster_names(base: Path | None = None, sites: Sequence[Path] = ()) -> list[str]:

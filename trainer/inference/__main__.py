@@ -21,10 +21,10 @@ from trainer.faults.stopping import announce, leave
 from trainer.inference.arguments import generation_options, parser, texts_of_file
 from trainer.inference.checkpoint import find_checkpoint
 from trainer.inference.start import prepare_device
-from trainer.inference.tokenizer import Tokenizer, load_tokenizer
+from trainer.inference.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    from trainer.inference.model import Model
+    from trainer.inference.session import Session
 
 BROKEN_PIPE = 141
 """Exit status if the reader of the results has gone, as of a process that SIGPIPE ends."""
@@ -37,15 +37,13 @@ def main() -> int:
         ranks = find_ranks(os.environ)
         with _same_on_all_ranks():
             found = _early_texts(arguments, ranks)
-        model, tokenizer = _load(arguments, ranks)
-        from trainer.inference import session  # imports megatron.core: after `prepare_device`
-
+        session = _open_session(arguments, ranks)
         with _same_on_all_ranks():
             if arguments.prompts is None:
-                session.converse(model, tokenizer, arguments, ranks)
+                session.converse()
             else:
-                session.answer(model, tokenizer, found, arguments, ranks)
-        session.end(ranks)
+                session.answer(found)
+        session.end()
     except TrainerError as error:
         announce(error, None)
         leave(error.exit_code)
@@ -58,7 +56,7 @@ def main() -> int:
     return Exit.DONE
 
 
-def _load(arguments: argparse.Namespace, ranks: Ranks) -> tuple[Model, Tokenizer]:
+def _open_session(arguments: argparse.Namespace, ranks: Ranks) -> Session:
     with _same_on_all_ranks():
         generation_options(arguments)  # refuse wrong options before the weights are read
         found = find_checkpoint(arguments.checkpoint)
@@ -75,24 +73,17 @@ def _load(arguments: argparse.Namespace, ranks: Ranks) -> tuple[Model, Tokenizer
             raise TrainerError("several replicas of a model need a file with prompts. Name it with --prompts")
     gc.disable()  # imported objects are never garbage, and scanning them takes a fifth of the import time
     device = prepare_device(arguments.device)
-    from trainer.inference.loading import load  # imports megatron.core: after `prepare_device`
+    from trainer.inference.session import Session  # imports megatron.core: after `prepare_device`
 
     gc.freeze()
     gc.enable()
-    model = load(
-        found,
-        ranks,
-        device=device,
-        precision=arguments.precision,
-        tensor_parallel=tensor,
-        pipeline_parallel=pipeline,
-        vocab_size=tokenizer.size,
-    )
+    session = Session.load(found, tokenizer, arguments, ranks, device=device, tensor_parallel=tensor)
+    model = session.model
     with _same_on_all_ranks():
         tokenizer.check_fits(model.vocab_size)
     if model.why_slow and ranks.rank == 0:
         print(model.why_slow, file=sys.stderr)
-    return model, tokenizer
+    return session
 
 
 @contextlib.contextmanager

@@ -14,14 +14,9 @@ from trainer.contract.errors import TrainerError
 from trainer.contract.files.run_directory import publish
 from trainer.contract.memory_test import MemoryTestConfig, StageMemory
 from trainer.contract.model.layout import model_parallel_size
-from trainer.contract.trials import Memory
 from trainer.distributed import device, one_rank
-from trainer.distributed.rendezvous import Ranks, select_gpu
-from trainer.metrics.console import Log, quiet_libraries
-
-STEPS = 3
-"""Number of steps to run once CUDA graphs are recorded. The optimizer's state exists after the first step. The last
-step is timed."""
+from trainer.distributed.rendezvous import Ranks
+from trainer.metrics.console import quiet_libraries
 
 MICROBATCHES_PER_STAGE = 3
 """Microbatches for each pipeline stage. This is more than any schedule has in flight (`microbatches_in_flight` in
@@ -49,6 +44,9 @@ def main() -> int:
         measured = StageMemory(
             stage=arguments.stage, rank=rank, estimated_gib=config.estimated_gib[arguments.stage]
         )
+        one_rank.replace_collectives()
+        from trainer.memory_test.measuring import measure  # imports megatron.core: after the lines above
+
         measured = dataclasses.replace(
             measured, **measure(trainer, Ranks(rank, arguments.device, trainer.world_size, "the memory test"))
         )
@@ -74,42 +72,6 @@ def prepared(config: TrainerConfig) -> TrainerConfig:
             data=dataclasses.replace(config.data, num_workers=0),
         )
     )
-
-
-def measure(config: TrainerConfig, ranks: Ranks) -> dict[str, float | str | None]:
-    """Train a few steps as one rank, alone. Returns fields of StageMemory.
-
-    Raises:
-        TrainerError: the configuration does not fit this machine, or gradients overflow.
-    """
-    one_rank.replace_collectives()
-    # These import megatron.core, so they must come after `device.prepare` and the line above.
-    from trainer.distributed import groups
-    from trainer.trials import steps
-
-    if config.device == "cuda":
-        select_gpu(ranks)
-    one_rank.connect(ranks.rank, ranks.world_size)
-    process_groups = groups.build(
-        config.parallelism, timeout_minutes=config.training.distributed_timeout_minutes
-    )
-    # No other rank computes the logits of tokens in its part of the vocabulary.
-    rows = config.model.padded_vocab_size // config.parallelism.tensor_model_parallel_size
-    vocab_size = min(rows, config.model.vocab_size)
-    log = Log(is_rank_0=False, progress=False)
-    try:
-        trained = steps.train(config, process_groups, log, vocab_size, warmup=STEPS - 1, steps=1)
-        found = {"microbatch_s": trained.times.compute_s / trained.num_microbatches}
-    except (RuntimeError, MemoryError) as error:
-        if not steps.is_out_of_memory(error):
-            raise
-        found = {"error": f"does not fit: {steps.asked_memory(error)}"}
-    return {**found, **of_stage(steps.used_memory(config.device))}
-
-
-def of_stage(memory: Memory) -> dict[str, float | None]:
-    """The fields of StageMemory."""
-    return {name: getattr(memory, name) for name in ("allocated_gib", "in_use_gib", "device_gib")}
 
 
 if __name__ == "__main__":
