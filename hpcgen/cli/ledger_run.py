@@ -17,12 +17,12 @@ from hpcgen.cli.run_argument import run_directories, tell_unread
 from hpcgen.config.cluster import price_per_gpu_hour
 from hpcgen.ledger.ledger import JobFacts, Ledger
 from hpcgen.ledger.parts import PARTS
-from hpcgen.ledger.read import read_ledger
+from hpcgen.ledger.read import open_jobs, read_ledger
 from hpcgen.ledger.timeline import Spent
 from hpcgen.planning.request import stage_settings
 from hpcgen.redaction import redact_json
 from hpcgen.report.words import moment, percent
-from hpcgen.runs.slurm import Queue, ask_queue
+from hpcgen.runs.slurm import Queue, ask_accounts, ask_queue
 from hpcgen.runs.unread import unread_records
 from hpcgen.stages.train import TRAIN
 from hpcgen.text import counted, duration, harmless, rough
@@ -42,9 +42,11 @@ def show_ledgers(runs: tuple[Path, ...], since: float | None, *, as_json: bool) 
     """
     now = time.time()
     after = 0.0 if since is None else now - since
+    directories = run_directories(runs)
+    accounts = ask_accounts(job for directory in directories for job in open_jobs(directory))
     ledgers = [
-        read_ledger(directory, now, after, _price(path), lambda path: _queue_of(path.stat().st_uid))
-        for path, directory in zip(runs or (None,), run_directories(runs), strict=True)
+        read_ledger(directory, now, after, _price(path), lambda path: _queue_of(path.stat().st_uid), accounts)
+        for path, directory in zip(runs or (None,), directories, strict=True)
     ]
     tell_unread(problem for ledger in ledgers for problem in unread_records(Path(ledger.directory)))
     if as_json:

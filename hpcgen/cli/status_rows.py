@@ -31,6 +31,8 @@ COLORS = {
 }
 """Color of a state; red for the others."""
 _LABEL_WIDTH = 12
+LONGEST_ID = 40
+"""Characters of a job's ID that are shown."""
 
 
 class Row(NamedTuple):
@@ -153,7 +155,7 @@ def _is_running_task(job: JobStatus) -> bool:
 
 
 def _job_text(job: JobStatus, now: float) -> str:
-    text = f"{job.job} ({job.stage}) {job.words}"
+    text = f"{_short_id(job)} ({job.stage}) {job.words}"
     if job.state == "PENDING" and job.starts is not None:
         text += f", expected to start {moment(job.starts, now)}"
     elif job.starts is not None:
@@ -163,6 +165,13 @@ def _job_text(job: JobStatus, now: float) -> str:
     if job.state == "RUNNING" and job.ends is not None:
         text += f", until {moment(job.ends, now)}"
     return text
+
+
+def _short_id(job: JobStatus) -> str:
+    """The ID of a job. Slurm may list thousands of tasks one by one."""
+    if len(job.job) <= LONGEST_ID:
+        return job.job
+    return f"{job.job[:LONGEST_ID].rpartition(',')[0]},...] with {counted(job.tasks, 'task')}"
 
 
 def _checkpoint_rows(status: RunStatus, now: float) -> Iterator[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from hpcgen.runs.attempts import JobAttempt, read_attempts
 from hpcgen.runs.history import NO_HISTORY, History, read_history
 from hpcgen.runs.latest import Tail
 from hpcgen.runs.node_lists import node_names
-from hpcgen.runs.slurm import Queue, ask_accounts
+from hpcgen.runs.slurm import Accounts, Queue, ask_accounts
 from hpcgen.runs.state import SILENT_S, state_of
 from hpcgen.slurm.job_files import SLURM_JOB, job_directory
 from trainer.contract.files.metrics_line import Event, number_or_none
@@ -36,11 +37,13 @@ def read_ledger(
     since: float = 0.0,
     price: JobFacts | None = None,
     queue: Callable[[Path], Queue] | None = None,
+    accounts: Accounts | None = None,
 ) -> Ledger:
     """The ledger of a run at the time `now`, for the time after `since` (Unix times in seconds).
 
     `price` is that of jobs whose scripts recorded none. `queue` asks Slurm for the jobs of the run's owner, if the
-    last one was requeued. Default: they are not asked for.
+    last one was requeued. Default: they are not asked for. `accounts` is Slurm's answer about the `open_jobs` of this
+    run and others. Default: it is asked.
 
     Raises:
         HpcgenError: the directory is not one of a run, cannot be read, or the run has not begun.
@@ -53,7 +56,15 @@ def read_ledger(
     waits = False
     if queue is not None and jobs and jobs[-1].verdict == "requeued":
         waits = any(job.waits and _trains(job.stage) for job in queue(directory).of_run(directory))
-    return ledger_of(directory, history, jobs, now, since, price, _accounted_ends(jobs), waits=waits)
+    accounts = accounts or ask_accounts(_without_end(jobs))
+    return ledger_of(directory, history, jobs, now, since, price, _ends(jobs, accounts), waits=waits)
+
+
+def open_jobs(directory: Path) -> list[str]:
+    """IDs of the jobs that train in a run directory and recorded no end. None if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return _without_end(training_jobs(directory))
+    return []
 
 
 def ledger_of(
@@ -144,12 +155,15 @@ def _note(directory: Path, history: History) -> Event | None:
     return note if note is not None and note["time"] > (last_time or 0.0) else None
 
 
-def _accounted_ends(jobs: Sequence[JobAttempt]) -> dict[str, float]:
-    """When jobs ended that recorded no end, as far as Slurm's accounting knows."""
+def _without_end(jobs: Sequence[JobAttempt]) -> list[str]:
     last = {job.job: job for job in jobs}
-    asked = [name for name, job in last.items() if job.ended is None and SLURM_JOB.fullmatch(name)]
-    known = ask_accounts(asked).jobs
-    return {name: job.ended for name, job in known.items() if job.ended is not None}
+    return [name for name, job in last.items() if job.ended is None and SLURM_JOB.fullmatch(name)]
+
+
+def _ends(jobs: Sequence[JobAttempt], accounts: Accounts) -> dict[str, float]:
+    """When jobs ended that recorded no end, as far as Slurm's accounting knows."""
+    known = {name: accounts.jobs.get(name) for name in _without_end(jobs)}
+    return {name: job.ended for name, job in known.items() if job is not None and job.ended is not None}
 
 
 def _facts(directory: Path, job: JobAttempt, price: JobFacts) -> JobFacts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpcgen.config.stages import STAGE_ROWS, has_attempts
@@ -41,6 +41,8 @@ _OVER = {
 _WAITS = frozenset(("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"))
 _LOG = re.compile(rf"({'|'.join(sorted(STAGE_ROWS, key=len, reverse=True))})-[%\d].*\.log")
 """Name of the log of a job: STAGE-JOBID.log, with Slurm's %j or %A_%a in place of the ID."""
+_MOST_ARGUMENT = 100_000
+"""Characters of an argument. Linux refuses one of 128 KiB."""
 _UNLIMITED = frozenset(("UNLIMITED", "NOT_SET", "INVALID", ""))
 _REASONS = {
     "None": "waits for Slurm's scheduler",
@@ -118,17 +120,10 @@ class QueuedJob:
         """True for a job that trains, or runs the user's program: it can save, stop and continue."""
         return has_attempts(self.stage)
 
-    @property
+    @functools.cached_property
     def tasks(self) -> tuple[range, ...]:
         """Numbers of the tasks of the array that this job stands for; empty if it is no array."""
         return tuple(_task_ranges(self.job.partition("_")[2]))
-
-    def stands_for(self, job: str) -> bool:
-        """Whether this is the job with the ID `job`, or one of several tasks that wait."""
-        number, _, task = job.partition("_")
-        if number != self.job.partition("_")[0] or not self.tasks or not task.isdecimal():
-            return job == self.job
-        return any(int(task) in tasks for tasks in self.tasks)
 
     def in_words(self) -> str:
         """What the job does or waits for: runs, waits for resources, waits for its dependency 123."""
@@ -159,8 +154,12 @@ class Queue:
         """The job with this ID; None if the controller does not know it, or has not answered."""
         if (found := self._by_id.get(job)) is not None:
             return found
-        several = self._waiting_tasks.get(job.partition("_")[0], ())
-        return next((queued for queued in several if queued.stands_for(job)), None)
+        array, _, task = job.partition("_")
+        if not task.isdecimal() or array not in self._waiting_tasks:
+            return None
+        single, several = self._waiting_tasks[array]
+        number = int(task)
+        return single.get(number) or next((queued for tasks, queued in several if number in tasks), None)
 
     @functools.cached_property
     def users(self) -> frozenset[str]:
@@ -172,12 +171,20 @@ class Queue:
         return {queued.job: queued for queued in self.jobs}
 
     @functools.cached_property
-    def _waiting_tasks(self) -> dict[str, list[QueuedJob]]:
-        """ID of an array -> jobs that stand for several of its tasks."""
-        found: dict[str, list[QueuedJob]] = {}
+    def _waiting_tasks(self) -> dict[str, tuple[dict[int, QueuedJob], list[tuple[range, QueuedJob]]]]:
+        """ID of an array -> the jobs that stand for several of its tasks: by numbers that squeue lists one by one, and
+        by ranges. An array can have thousands of either.
+        """
+        found: dict[str, tuple[dict[int, QueuedJob], list[tuple[range, QueuedJob]]]] = {}
         for queued in self.jobs:
-            if "[" in queued.job:
-                found.setdefault(queued.job.partition("_")[0], []).append(queued)
+            if "[" not in queued.job:
+                continue
+            single, several = found.setdefault(queued.job.partition("_")[0], ({}, []))
+            for tasks in queued.tasks:
+                if len(tasks) == 1:
+                    single.setdefault(tasks[0], queued)
+                else:
+                    several.append((tasks, queued))
         return found
 
     def of_run(self, run_dir: Path) -> tuple[QueuedJob, ...]:
@@ -253,22 +260,35 @@ def _ask_queue(*options: str) -> Queue:
 
 
 def ask_accounts(jobs: Iterable[str]) -> Accounts:
-    """Asks the accounting database for jobs. Sites without it answer with a problem."""
-    numbers = sorted(set(jobs))
-    if not numbers:
-        return NO_ACCOUNTS
-    answer = ask(
-        "sacct",
-        "--noheader",
-        "--allocations",
-        "--parsable2",
-        f"--delimiter={_SEPARATOR}",
-        f"--format={','.join(_ACCOUNT_FIELDS)}",
-        f"--jobs={','.join(numbers)}",
-        environment=_FORMATS,
-    )
-    rows = map(_accounted, _rows(answer, len(_ACCOUNT_FIELDS)))
-    return Accounts(jobs={job.job: job for job in rows}, problem=answer.problem)
+    """Asks the accounting database for jobs, ten thousand per call. Sites without it answer with a problem."""
+    found: dict[str, AccountedJob] = {}
+    for numbers in _arguments(sorted(set(jobs))):
+        answer = ask(
+            "sacct",
+            "--noheader",
+            "--allocations",
+            "--parsable2",
+            f"--delimiter={_SEPARATOR}",
+            f"--format={','.join(_ACCOUNT_FIELDS)}",
+            f"--jobs={numbers}",
+            environment=_FORMATS,
+        )
+        if answer.problem:
+            return Accounts(jobs=found, problem=answer.problem)
+        found |= {job.job: job for job in map(_accounted, _rows(answer, len(_ACCOUNT_FIELDS)))}
+    return Accounts(jobs=found)
+
+
+def _arguments(jobs: Sequence[str]) -> Iterator[str]:
+    """The jobs, separated by commas, in texts that Linux accepts as arguments."""
+    first, length = 0, 0
+    for number, job in enumerate(jobs):
+        if length + len(job) >= _MOST_ARGUMENT:
+            yield ",".join(jobs[first:number])
+            first, length = number, 0
+        length += len(job) + 1
+    if jobs:
+        yield ",".join(jobs[first:])
 
 
 def _rows(answer: Answer, fields: int) -> Iterator[list[str]]:

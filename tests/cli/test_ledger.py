@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.cli.command import hpcgen
 from tests.ledger.requeued_run import write_requeued_run
+from tests.logs.logged_run import BEGAN, event, write_events, write_failed_run
 from tests.recorded_run import start, steps, write_checkpoint, write_run
 
 SHOWN = """\
@@ -97,3 +99,18 @@ def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
         ended = hpcgen("ledger", path)
         assert (ended.status, ended.stdout) == (2, "")
         assert reason in ended.stderr
+
+
+@pytest.mark.process
+def test_slurm_is_asked_once_for_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call took 75 ms for each of a thousand runs."""
+    stand_in, calls = tmp_path / "sacct", tmp_path / "calls"
+    stand_in.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, job in (("a", "11"), ("b", "12")):
+        run = write_failed_run(tmp_path / name)
+        write_events(run, event("start", BEGAN + 100, job=job, nodes="n1"), job=job)
+    assert hpcgen("ledger", tmp_path / "a", tmp_path / "b").status == 0
+    [asked] = calls.read_text().splitlines()
+    assert "--jobs=11,12" in asked

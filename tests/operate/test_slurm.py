@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,25 @@ def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert slurm.ask_queue([0]).problem == "squeue is not installed here"
     assert slurm.ask_accounts(["7"]).problem == "sacct is not installed here"
     assert slurm.ask_accounts([]).problem == ""  # nothing to ask
+
+
+SACCT = """\
+#!/bin/sh
+echo call >> {calls}
+for option; do case $option in --jobs=*) echo "${{option#--jobs=}}" | tr , '\\n'; esac; done |
+while read -r job; do printf '%s\\037NODE_FAIL\\0370:0\\0371\\0371\\0371\\03760\\037n1\\n' "$job"; done
+"""
+"""Answers for each job that its node failed."""
+
+
+@pytest.mark.process
+def test_the_jobs_of_many_runs_fit_into_few_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Linux refuses an argument of 128 KiB."""
+    stand_in, calls = tmp_path / "sacct", tmp_path / "calls"
+    stand_in.write_text(SACCT.format(calls=calls))
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    jobs = {str(number) for number in range(10_000_000, 10_013_000)}
+    found = slurm.ask_accounts(jobs)
+    assert (found.problem, found.jobs.keys()) == ("", jobs)
+    assert len(calls.read_text().splitlines()) == 2

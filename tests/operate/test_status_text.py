@@ -43,6 +43,13 @@ def test_a_running_run_in_a_pipe(training_run: Path) -> None:
     assert all(len(line) <= 80 for line in plain.splitlines())
 
 
+def test_thousands_of_tasks_take_one_line(training_run: Path) -> None:
+    tasks = ",".join(str(number) for number in range(1, 4000, 2))
+    job = queued(job=f"9_[{tasks}]", state="PENDING", log=f"{training_run}/tokenize-9_%a.log")
+    plain = re.sub(r"\x1b\[\d*m", "", text_of(status(training_run, answer(job)), width=200))
+    assert "9_[1,3,5,7,9,11,13,15,17,19,21,23,25,27,...] with 2,000 tasks (tokenize)" in plain
+
+
 def test_nothing_controls_the_terminal(training_run: Path) -> None:
     write_events(training_run, "8", [end("failed", "\x1b]0;owned\x07\nDONE: fine")], restart=1)
     text = re.sub(r"\x1b\[\d*m", "", text_of(status(training_run, answer())))
