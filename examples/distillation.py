@@ -24,6 +24,8 @@ TEACHER = "/shared/models/teacher"
 TOP_K = 64
 """Number of the teacher's most likely tokens."""
 TEMPERATURE = 1.0
+LEAST_REST = 1e-6
+"""Smallest probability of all other tokens together: a difference from 1 is not more exact in fp32."""
 WEIGHT = 0.5
 """Weight of the divergence from the teacher. The cross entropy of the labels has the rest."""
 
@@ -31,7 +33,8 @@ WEIGHT = 0.5
 class Distillation:
     """(1 - WEIGHT) x cross entropy + WEIGHT x TEMPERATURE^2 x KL(teacher || student).
 
-    The teacher's probabilities are those of its TOP_K tokens, which add up to 1.
+    KL compares the probabilities of the teacher's TOP_K tokens, and those of all other tokens together. It is 0 for a
+    student that has the teacher's probabilities.
     """
 
     terms = ("cross_entropy", "teacher_kl")
@@ -55,22 +58,23 @@ class Distillation:
         cross_entropy = vocab_parallel.cross_entropy(logits, labels)
         likely, tokens = self.likely_tokens(batch)
         logs = vocab_parallel.logits_of(logits, tokens) / TEMPERATURE
-        logs = logs - vocab_parallel.log_z(logits / TEMPERATURE).unsqueeze(-1)
+        logs = with_rest(logs - vocab_parallel.log_z(logits / TEMPERATURE).unsqueeze(-1))
         divergence = (likely.exp() * (likely - logs)).sum(-1) * TEMPERATURE**2
         losses = (1 - WEIGHT) * cross_entropy + WEIGHT * divergence
         return losses, {"cross_entropy": cross_entropy, "teacher_kl": divergence}
 
     @torch.no_grad()
     def likely_tokens(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The teacher's log-probabilities of its likely tokens, and the tokens: both [b, s, TOP_K]."""
+        """The teacher's log-probabilities of its likely tokens and of all others together [b, s, TOP_K + 1], and the
+        likely tokens [b, s, TOP_K]."""
         tokens = self.complete(batch.tokens)
         logits = self.teacher(
             tokens, attention_mask=self.attention_mask(batch, tokens), use_cache=False
         ).logits
         rank, size = self.context.rank(), self.context.size()
         own = zigzag_part(logits[..., : self.vocab_size].transpose(1, 2), rank, size).transpose(1, 2)
-        found = own.float().topk(TOP_K)
-        return (found.values / TEMPERATURE).log_softmax(-1), found.indices
+        found = (own.float() / TEMPERATURE).log_softmax(-1).topk(TOP_K)
+        return with_rest(found.values), found.indices
 
     def complete(self, tokens: torch.Tensor) -> torch.Tensor:
         """The complete samples [b, s x CP], from the tokens [b, s] of all context-parallel ranks."""
@@ -89,3 +93,9 @@ class Distillation:
         numbers = document_numbers(batch.boundaries, len(tokens)).to(tokens.device)
         is_same = numbers.unsqueeze(2) == numbers.unsqueeze(1)
         return is_same.tril().unsqueeze(1)
+
+
+def with_rest(logs: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of some tokens [..., k], and of all other tokens together: [..., k + 1]."""
+    rest = (1 - logs.exp().sum(-1, keepdim=True)).clamp(min=LEAST_REST).log()
+    return torch.cat([logs, rest], dim=-1)

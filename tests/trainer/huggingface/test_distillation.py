@@ -82,10 +82,9 @@ def test_the_student_minimizes_the_divergence_from_the_likely_tokens_of_the_teac
     logits = chunk(batch.tokens, batch.position_ids, None)
     cross_entropy = functional.cross_entropy(logits.transpose(1, 2), batch.labels, reduction="none")
     of_teacher = teacher_logits(mine / "teacher", batch.tokens)[..., :1000]
-    kept = of_teacher.topk(TOP_K)
-    likely = torch.zeros_like(logits).scatter(-1, kept.indices, (kept.values / TEMPERATURE).softmax(-1))
-    of_student = (logits / TEMPERATURE).log_softmax(-1)
-    divergence = functional.kl_div(of_student, likely, reduction="none").sum(-1) * TEMPERATURE**2
+    kept = of_teacher.topk(TOP_K).indices
+    likely, of_student = (grouped((each / TEMPERATURE).softmax(-1), kept) for each in (of_teacher, logits))
+    divergence = functional.kl_div(of_student.log(), likely, reduction="none").sum(-1) * TEMPERATURE**2
     expected = [
         (each * batch.loss_mask).sum()
         for each in (cross_entropy, (cross_entropy + divergence) / 2, cross_entropy, divergence)
@@ -94,6 +93,27 @@ def test_the_student_minimizes_the_divergence_from_the_likely_tokens_of_the_teac
     assert sums[::2].tolist() == pytest.approx([each.item() for each in expected], rel=1e-5)
     for name, parameter in chunk.named_parameters():
         torch.testing.assert_close(gradients[name], parameter.main_grad, rtol=1e-4, atol=1e-4)
+
+
+def grouped(probabilities: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """The probabilities of the `kept` tokens, and of all others together."""
+    is_kept = torch.zeros(probabilities.shape, dtype=torch.bool).scatter(-1, kept, True)
+    rest = probabilities.masked_fill(is_kept, 0.0).sum(-1, keepdim=True)
+    return torch.cat([probabilities.gather(-1, kept), rest], dim=-1)
+
+
+def test_a_student_with_the_probabilities_of_the_teacher_has_no_divergence(
+    mine: Path, tmp_path: Path, process_groups: ProcessGroupCollection
+) -> None:
+    config = resolved(tmp_path, LLAMA)
+    loss = code_loading.load(f"{mine}/my_distillation.py:Distillation", "training.loss")(config)
+    batch = microbatch(config)
+    logits = teacher_logits(mine / "teacher", batch.tokens)[..., :1000].requires_grad_()
+    _, terms = loss(logits, batch.labels, batch.loss_mask, batch)
+    terms["teacher_kl"].sum().backward()
+    assert logits.grad is not None
+    assert float(terms["teacher_kl"].detach().abs().max()) < 1e-5
+    assert float(logits.grad.abs().max()) < 1e-5
 
 
 def test_the_teacher_sees_one_document_at_a_time(
@@ -105,11 +125,10 @@ def test_the_teacher_sees_one_document_at_a_time(
     boundaries = torch.tensor([0, 20, length, length + 40, 2 * length])
     batch = dataclasses.replace(microbatch(config), boundaries=boundaries)
     likely, tokens = loss.likely_tokens(batch)
-    second = teacher_logits(mine / "teacher", batch.tokens[:1, 20:])[..., :1000].topk(TOP_K)
+    logits = teacher_logits(mine / "teacher", batch.tokens[:1, 20:])[..., :1000]
+    second = (logits / TEMPERATURE).log_softmax(-1).topk(TOP_K)
     assert torch.equal(tokens[:1, 20:], second.indices)
-    torch.testing.assert_close(
-        likely[:1, 20:], (second.values / TEMPERATURE).log_softmax(-1), rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(likely[:1, 20:, :TOP_K], second.values, rtol=1e-4, atol=1e-4)
 
 
 TP2 = {"tensor_model_parallel_size": 2}
