@@ -384,7 +384,7 @@ def _summary(
     return (
         f"{config.name}: {_beginning(source)}, "
         f"to iteration {config.training.train_iters}; {counted(config.world_size, 'rank')} on {config.device}: "
-        f"{' x '.join(sizes)}, VPP {config.parallelism.virtual_pipeline_model_parallel_size or 1}{expert_sizes}, "
+        f"{' x '.join(sizes)}, VPP {config.parallelism.num_chunks}{expert_sizes}, "
         f"{micro_batches} of {config.training.micro_batch_size} per step, "
         f"{config.training.precision}"
     )

@@ -197,7 +197,10 @@ def changes_of_memory(facts: Facts) -> dict[str, list[dict[str, object]]]:
         facts.world.path: [] if nodes is None else [nodes],
         TP: _larger(axes.tensor_model_parallel_size, model.num_attention_heads),
         PP: _larger(axes.pipeline_model_parallel_size, model.num_layers),
-        VPP: [count if count > 1 else None for count in divisors(layers_per_stage, near=facts.num_chunks)],
+        VPP: [
+            count if count > 1 else None
+            for count in divisors(layers_per_stage, near=facts.parallelism.num_chunks)
+        ],
         CP: _larger(axes.context_parallel_size, facts.nvlink_devices),
         MICRO_BATCH: divisors(training.micro_batch_size, near=training.micro_batch_size)[1:],
         "parallelism.sequence_parallel": [] if axes.sequence_parallel else [True],

@@ -113,7 +113,7 @@ class Metrics:
                 "cp": layout.context_parallel_size,
                 "dp": config.world_size // model_parallel_size(layout),
                 **experts.layout(config),
-                "vpp": layout.virtual_pipeline_model_parallel_size or 1,
+                "vpp": layout.num_chunks,
                 "flop_formula": FORMULA,
                 "flops_per_sample": flops_per_sample(config),
                 "tokens_per_sample": config.model.seq_length,

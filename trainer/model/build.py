@@ -97,7 +97,7 @@ def _build_chunk(
     vp_stage: int | None,
 ) -> GPTModel:
     model = config.model
-    last_vp_stage = (config.parallelism.virtual_pipeline_model_parallel_size or 1) - 1
+    last_vp_stage = config.parallelism.num_chunks - 1
     spec = layers.block_submodules(config, core, vp_stage, uses_engine=kernels.transformer_engine is not None)
     if model.layer_spec is not None:
         spec = custom.block_submodules(model.layer_spec, core, vp_stage, spec)

@@ -279,7 +279,7 @@ def _identity(facts: Facts) -> Hashable:
     return (
         axes.tensor_model_parallel_size,
         axes.pipeline_model_parallel_size,
-        facts.num_chunks,
+        facts.parallelism.num_chunks,
         axes.context_parallel_size,
         axes.expert_model_parallel_size,
         axes.expert_tensor_parallel_size,

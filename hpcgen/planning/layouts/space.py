@@ -187,7 +187,7 @@ class Space:
         found: list[Keys] = []
         for stages in _sizes(facts.world.size) if "PP" in vary else [own.pipeline_model_parallel_size]:
             most = math.ceil(facts.model.num_layers / stages) if stages > 1 else 1
-            for chunks in range(1, most + 1) if "VPP" in vary else [facts.num_chunks]:
+            for chunks in range(1, most + 1) if "VPP" in vary else [facts.parallelism.num_chunks]:
                 keys: Keys = {
                     "pipeline_model_parallel_size": stages,
                     "virtual_pipeline_model_parallel_size": chunks if chunks > 1 else None,

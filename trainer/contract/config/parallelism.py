@@ -63,3 +63,8 @@ class ParallelismConfig:
     """Overlap tensor-parallel communication with matrix products. Requires sequence_parallel and Transformer Engine."""
     use_sharp: bool = False
     """Reduce data-parallel gradients in the InfiniBand switches (SHARP). Requires GPUs."""
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of model chunks per pipeline stage."""
+        return self.virtual_pipeline_model_parallel_size or 1

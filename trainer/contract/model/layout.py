@@ -46,7 +46,7 @@ class Layout:
     ) -> Layout | None:
         """The layout; None if ranks, batch or layers cannot be divided evenly (the rules report why)."""
         stages = parallelism.pipeline_model_parallel_size
-        chunks = parallelism.virtual_pipeline_model_parallel_size or 1
+        chunks = parallelism.num_chunks
         data_parallel_size, ranks_left = divmod(world_size, model_parallel_size(parallelism))
         if ranks_left or data_parallel_size == 0:
             return None

@@ -109,7 +109,7 @@ def _chunk_layers(
     num_layers: int, values: Sequence[Any], mtp_num_layers: int | None
 ) -> tuple[int, ...] | None:
     parallelism = _with_pipeline(values)
-    chunks = parallelism.virtual_pipeline_model_parallel_size or 1
+    chunks = parallelism.num_chunks
     if any(split_problems(num_layers, parallelism, mtp_num_layers)):
         return None
     if parallelism.pipeline_model_parallel_layout is not None:
@@ -232,7 +232,7 @@ def _count_problems(
     """Mistakes in the numbers of layers of the first and last stage, or in what counts as a layer."""
     stages, chunks = (
         parallelism.pipeline_model_parallel_size,
-        parallelism.virtual_pipeline_model_parallel_size or 1,
+        parallelism.num_chunks,
     )
     per_stage = _layers_of_stages(num_layers, parallelism)
     uneven = () if per_stage is None else [layers for layers in per_stage if layers % chunks]
@@ -310,7 +310,7 @@ def _layout_problems(
         yield Problem(
             f"parallelism.{LAYOUT}", f"has no layer in part {rows.index('') + 1} of {len(rows)}", hint
         )
-    elif chunks != (parallelism.virtual_pipeline_model_parallel_size or 1):
+    elif chunks != parallelism.num_chunks:
         reason = f"does not fit parallelism.{LAYOUT}, which has {len(rows)} parts for {stages} stages"
         yield Problem(
             f"parallelism.{VPP}",
@@ -342,6 +342,6 @@ def _with_mtp_before_loss(rows: Sequence[str]) -> str:
 
 def _example(num_layers: int, parallelism: ParallelismConfig, mtp_num_layers: int) -> str:
     """A hint with a layout that is almost even."""
-    parts = parallelism.pipeline_model_parallel_size * (parallelism.virtual_pipeline_model_parallel_size or 1)
+    parts = parallelism.pipeline_model_parallel_size * parallelism.num_chunks
     is_short = parts <= min(num_layers, 16)
     return f"use for example {almost_even_layout(num_layers, parts, mtp_num_layers)}" if is_short else ""

@@ -68,7 +68,7 @@ def interleaving_fills_pipeline(facts: Facts) -> Iterator[Problem]:
     """
     layout = facts.layout
     stages = facts.parallelism.pipeline_model_parallel_size
-    if layout is None or facts.num_chunks == 1 or layout.num_microbatches % stages == 0:
+    if layout is None or facts.parallelism.num_chunks == 1 or layout.num_microbatches % stages == 0:
         return
     training = facts.training
     samples = training.micro_batch_size * layout.data_parallel_size
@@ -77,7 +77,7 @@ def interleaving_fills_pipeline(facts: Facts) -> Iterator[Problem]:
         reason=f"results in {training.global_batch_size} / (micro_batch_size x DP) = "
         f"{training.global_batch_size} / {samples} = "
         f"{counted(layout.num_microbatches, 'microbatch', 'microbatches')}, but "
-        f"{VPP} = {facts.num_chunks} requires a multiple of {PP} = {stages} "
+        f"{VPP} = {facts.parallelism.num_chunks} requires a multiple of {PP} = {stages} "
         f"({layout.num_microbatches} / {stages})",
         candidates=multiples(samples * stages, near=training.global_batch_size),
         offers=2,
@@ -107,7 +107,9 @@ def rampup_is_multiple_of_microbatches(facts: Facts) -> Iterator[Problem]:
     for size in training.rampup_batch_size[:2]:
         if size % unit:
             stages = f" x PP = {training.micro_batch_size} x {ranks} x {unit // ranks // training.micro_batch_size}"
-            factors = stages if facts.num_chunks > 1 else f" = {training.micro_batch_size} x {ranks}"
+            factors = (
+                stages if facts.parallelism.num_chunks > 1 else f" = {training.micro_batch_size} x {ranks}"
+            )
             yield Problem(
                 path=RAMPUP,
                 reason=f"results in batch sizes that are not multiples of micro_batch_size x DP{factors} = {unit} "
@@ -121,7 +123,7 @@ def rampup_is_multiple_of_microbatches(facts: Facts) -> Iterator[Problem]:
 
 def _rampup_unit(facts: Facts) -> int:
     """The number of which every batch size must be a multiple."""
-    stages = facts.parallelism.pipeline_model_parallel_size if facts.num_chunks > 1 else 1
+    stages = facts.parallelism.pipeline_model_parallel_size if facts.parallelism.num_chunks > 1 else 1
     return facts.training.micro_batch_size * (facts.data_parallel_size or 1) * stages
 
 

@@ -142,11 +142,6 @@ class Facts:
         """True if a layer has an MLP in place of experts."""
         return not all(moe_layer_pattern(self.model))
 
-    @property
-    def num_chunks(self) -> int:
-        """Number of model chunks per pipeline stage."""
-        return self.parallelism.virtual_pipeline_model_parallel_size or 1
-
     @cached_property
     def chunk_layers(self) -> tuple[int, ...] | None:
         """Layers of each model chunk, in pipeline order; None if the layers cannot be divided over the chunks."""

@@ -139,7 +139,7 @@ def interleaving_needs_pipeline(facts: Facts) -> Iterator[Problem]:
 
     Megatron-LM requires PP > 2 without overlapped pipeline communication; the trainer always overlaps it.
     """
-    if facts.num_chunks > 1 and facts.parallelism.pipeline_model_parallel_size == 1:
+    if facts.parallelism.num_chunks > 1 and facts.parallelism.pipeline_model_parallel_size == 1:
         yield Problem(
             path=VPP,
             reason=f"requires {PP} > 1, but it is 1",
@@ -157,13 +157,14 @@ def chunks_divide_stage(facts: Facts) -> Iterator[Problem]:
     layers_per_stage, layers_left = divmod(facts.model.num_layers, stages)
     if uneven_keys(facts.parallelism):
         return
-    if layers_left == 0 and layers_per_stage % facts.num_chunks:
+    if layers_left == 0 and layers_per_stage % facts.parallelism.num_chunks:
         yield Problem(
             path=VPP,
             reason=f"does not divide the layers of a stage, model.num_layers / {PP} = "
             f"{facts.model.num_layers} / {stages} = {layers_per_stage} "
-            f"({layers_per_stage} / {facts.num_chunks})",
-            candidates=[d for d in divisors(layers_per_stage, near=facts.num_chunks) if d > 1] or [None],
+            f"({layers_per_stage} / {facts.parallelism.num_chunks})",
+            candidates=[d for d in divisors(layers_per_stage, near=facts.parallelism.num_chunks) if d > 1]
+            or [None],
             about=("model.num_layers", "parallelism.pipeline_model_parallel_size"),
         )
 
