@@ -134,7 +134,7 @@ def plan_blends(
     blends: Blends = {}
     for source in sources:
         if source.split != "train" and not config.training.eval_iters:
-            continue
+            continue  # the run never reads it, so it may be empty
         if streams := _streams(source, corpora, Source(config, cache_dir, rows), log):
             if source.split == "train":
                 blends["train"] = _training(source, streams, config, rows, progress, log)
@@ -355,7 +355,7 @@ def _pair_lines(earlier: Sampling, blend: Blend, consumed: int, seed: int) -> It
             if stream.read and number not in current:
                 yield f"{stream.prefix}: no longer read, {_so_far(stream)}"
     if not consumed and len(blend.parts) == 1:
-        return
+        return  # the line of the split says it all
     for part, portion in zip(blend.parts[:MAX_PAIRS_SHOWN], planned.phases[-1].portions, strict=False):
         moved = ""
         if portion.stream < len(earlier.streams) and earlier.streams[portion.stream].prefix != part.prefix:

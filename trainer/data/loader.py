@@ -260,7 +260,7 @@ def _packed(
         fields = torch.cat([fields, documents.positions(is_first)[None]])
         boundaries = documents.boundaries(is_first)
         padding = tuple(int(sample[PADDING]) for sample in samples)
-    elif data.needs_eod:
+    elif data.needs_eod:  # samples of a stream of texts do not know where these begin
         assert data.eod_id is not None
         is_first = documents.first_tokens(fields[0], data.eod_id)
         if data.eod_mask_loss:

@@ -96,7 +96,9 @@ class Form:
     ) -> torch.Tensor:
         """The values of a sample under `name`: `length` integers from 0 to `limit` - 1. Default: a length of s."""
         values, length = sample[name], length or self.seq_length
-        if isinstance(values, numpy.ndarray):
+        if isinstance(
+            values, numpy.ndarray
+        ):  # torch lacks some unsigned types, and warns of read-only arrays
             values = torch.from_numpy(
                 values.astype(numpy.int64) if values.dtype.kind in "iub" else values.copy()
             )

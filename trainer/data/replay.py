@@ -67,6 +67,7 @@ def replayed(
         if stream is not None
     )
     portions = tuple(Portion(number, weight, 0) for number, weight in enumerate(weights))
+    # The portions are numbers of streams, so they are unknown if a stream is.
     return Sampling(known, (Phase(0, split, portions),) if len(known) == len(streams) else ())
 
 

@@ -68,7 +68,7 @@ def load_tasks(names: Sequence[str]) -> tuple[Tasks, list[Problem]]:
     problems += [
         _unknown(name, manager) for name in names if not is_task_file(name) and name not in manager.task_index
     ]
-    if problems:
+    if problems:  # loading downloads data sets, so mistakes in names come first
         return tasks, problems
     for name in names:
         try:

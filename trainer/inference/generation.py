@@ -78,7 +78,7 @@ class _Row:
         is_end = token == tokenizer.eod_id
         is_full = len(self.tokens) == options.max_new_tokens or len(self.ids) + len(self.tokens) == max_length
         if not (is_end or is_full or is_shown or options.stop):
-            return
+            return  # nobody reads the text yet, so it is not decoded
         is_stopped = ending.is_spelled(self.tokens)
         if not (is_end or is_full or is_stopped):
             self.text, is_stopped = ending.settled(self.tokens, self.context)
@@ -203,7 +203,7 @@ def _continue(
                 if row.finish_reason is None:
                     is_shown = on_text is not None and row is rows[0]
                     row.add(token, tokenizer, options, ending, model.max_length, is_shown)
-            if model.is_out_of_time():
+            if model.is_out_of_time():  # on every rank alike, so that all leave the loop together
                 for row in running:
                     if row.finish_reason is None:
                         row.cut_short(ending)

@@ -159,7 +159,9 @@ def typed_value(hint: Any, value: Any, path: str, where: str = "") -> Any:
     if origin in (Union, types.UnionType):
         if value is None:
             return None
-        [inner] = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+        [inner] = [
+            arg for arg in typing.get_args(hint) if arg is not type(None)
+        ]  # the only union is with null
         return typed_value(inner, value, path, where)
     if origin is tuple:
         if not isinstance(value, list | tuple):
@@ -186,6 +188,7 @@ def typed_value(hint: Any, value: Any, path: str, where: str = "") -> Any:
     # True is an int in Python
     if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
         raise _invalid(value, path, f"must be of type {hint.__name__}", where)
+    # JSON writes 1 and 1.0 differently, and fingerprints are hashes of JSON.
     return float(value) if hint is float else value
 
 

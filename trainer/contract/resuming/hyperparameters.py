@@ -272,6 +272,7 @@ def compare(
             change for change in differing if not (_drops_mtp(change) or _adds_tokens(change, saved, config))
         ]
     misfits = [change for change in differing if change.name in fixed]
+    # The new tokens of a larger vocabulary have rows of padding, which fit but were never trained.
     if weights_only and not misfits and not config.checkpoint.resize_vocabulary:
         misfits = [change for change in differing if _uses_untrained_rows(change)]
     return misfits, [] if weights_only else [change for change in differing if change.name not in fixed]

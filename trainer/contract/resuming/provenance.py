@@ -103,10 +103,11 @@ def examine(
         now = CodeRecord.of(code) if code else None if thorough else CodeRecord.found(path, before)
         if now is not None:
             _examine_code(name, path, now, before, found)
-    of_directory = functools.cache(_recorded)
+    of_directory = functools.cache(_recorded)  # many pairs share a directory and its record
     for name in PAIRS:
         prefixes = [dataset.prefix for dataset in _value(config, name)]
         before = earlier.get("pairs", {}).get(name, [])
+        # Pairs are compared by their places in the list. A list of another length is a change of the key itself.
         comparable = bool(before) and len(before) == len(prefixes) == len(_saved_pairs(name, found))
         known = before if comparable else [None] * len(prefixes)
         if thorough:

@@ -79,7 +79,7 @@ def _problems(record: Mapping[str, Any], known_format: int) -> Iterator[Problem]
     time = record.get("time")
     if not (is_later and time is None) and not _is_time(time):
         yield Problem("time", f"is {_show(time)}, not a time in Unix seconds")
-    if is_later:
+    if is_later:  # the other keys may have other types there
         return
     for key, kind in KEYS.items():
         section, _, name = key.rpartition(".")

@@ -100,7 +100,7 @@ def stages_mix_listed_pairs(facts: Facts) -> Iterator[Problem]:
                 hint="remove one of the two",
                 about=("data.stages",),
             )
-        elif key == "train" and prefix not in used:
+        elif key == "train" and prefix not in used:  # a pair of datasets is also read for validation
             yield Problem(
                 path=f"data.train[{index}].prefix",
                 reason="is in no stage, so that training would never read it",
