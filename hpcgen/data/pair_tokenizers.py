@@ -16,12 +16,9 @@ from hpcgen.data.pair import open_pair
 from hpcgen.data.pair_records import find_records
 from hpcgen.data.record import Record, TokenizerIdentity
 from hpcgen.data.stages import PAIR_STAGES
+from trainer.contract.files.index_header import CHECKED_DOCUMENTS, CHECKED_TOKENS
 
 BAD_DOCUMENTS: tuple[Literal["fail", "skip"], ...] = ("fail", "skip")
-CHECKED_DOCUMENTS = 100
-"""Number of documents whose last token is checked."""
-CHECKED_IDS = 2**20
-"""Number of ids that are compared with the size of the vocabulary."""
 
 
 def other_tokenizers(
@@ -80,7 +77,7 @@ def _difference_in_ids(prefix: Path, now: TokenizerIdentity, eod_id: int | None)
     found = [end for end in ends if end is not None]
     if found and not {now.eod_id, eod_id}.intersection(found):
         return _ends(found[0], now)
-    beginning = np.fromfile(bin_path(prefix), pair.dtype, CHECKED_IDS)
+    beginning = np.fromfile(bin_path(prefix), pair.dtype, CHECKED_TOKENS)
     if len(beginning) and (largest := int(beginning.max())) >= now.vocab_size:
         return f"it contains the id {largest}, and data.tokenizer has only {now.vocab_size:,} ids"
     return None

@@ -16,8 +16,10 @@ from hpcgen.planning.paths import trainer_data
 from hpcgen.run_plan.plan import Plan
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
-from trainer.contract.files.loss_mask import can_learn, has_mask, mask_path, size_problem
+from trainer.contract.files.index_header import CHECKED_DOCUMENTS
+from trainer.contract.files.loss_mask import can_learn, kind_problem, mask_path, size_problem
 from trainer.contract.files.regular_file import open_regular
+from trainer.contract.record import replaced
 from trainer.contract.rules.data import split_weights
 from trainer.contract.validation import config_of_split
 
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 
 _LARGER_SPLITS = ("98,1,1", "90,5,5", "70,15,15")
 """Values of data.split to suggest for small corpora."""
-_CHECKED_DOCUMENTS = 100
-"""Number of documents of each pair whose last token is checked. The trainer checks as many."""
 _CHECKED_CHATS = 1000
 """Number of chats of each pair that are checked for an answer that fits. The trainer checks all."""
 
@@ -194,18 +194,8 @@ def _mask_problems(trainer: TrainerConfig, read: Collection[str]) -> Iterator[Pr
 
 
 def _mask_problem(path: str, prefix: str, sft: bool, key: str, seq_length: int) -> Iterator[Problem]:
-    if not sft and has_mask(prefix):
-        reason = f"has a loss mask, {mask_path(prefix)}, so its documents are chats, but {key} is false"
-        yield Problem(
-            path,
-            reason,
-            f"set {key}: true to learn the answers of the chats, or name a pair of texts",
-            about=(key,),
-        )
-    elif sft and not has_mask(prefix):
-        reason = f"has no loss mask, {mask_path(prefix)}, so its documents are no chats, but {key} is true"
-        hint = f"remove {key} to learn every token, or make the pair from chats (data.corpus.chat)"
-        yield Problem(path, reason, hint, about=(key,))
+    if other_kind := kind_problem(prefix, sft=sft, key=key):
+        yield replaced(other_kind, path=path, subject="")
     elif sft:
         for pair in _open_pairs([prefix]):
             if problem := size_problem(prefix, int(pair.lengths.sum(dtype="int64"))):
@@ -230,7 +220,7 @@ def _end_problem(trainer: TrainerConfig, pair: Pair) -> Problem | None:
     """The problem of a pair if none of its first documents ends with the end-of-document token that the run needs."""
     data = trainer.data
     ends = list[int]()
-    for number in range(min(pair.num_documents, _CHECKED_DOCUMENTS)):
+    for number in range(min(pair.num_documents, CHECKED_DOCUMENTS)):
         token = pair.last_token(number)
         if token == data.eod_id:
             return None

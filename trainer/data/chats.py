@@ -22,7 +22,7 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from trainer.contract.config import BlendConfig, ConfigError
-from trainer.contract.files.loss_mask import has_mask, mask_path, size_problem
+from trainer.contract.files.loss_mask import kind_problem, mask_path, size_problem
 from trainer.contract.resuming.sampling import Documents, Order, Packing, Stream
 from trainer.contract.wording import counted
 from trainer.data.index_files import Index, LogLine, complete
@@ -43,12 +43,8 @@ class Chats(Kind):
 
     def check_pair(self, prefix: str, corpus: IndexedDataset, data: BlendConfig) -> None:
         """Check that a pair has a loss mask that fits, and one sequence per document."""
-        if not has_mask(prefix):
-            raise ConfigError(
-                f"it has no loss mask, {mask_path(prefix)}, so its documents are no chats, but data.sft is true. "
-                "Remove data.sft to learn every token, or make the pair from chats",
-                where=prefix,
-            )
+        if problem := kind_problem(prefix, sft=True, key="data.sft"):
+            raise ConfigError(str(problem), where=prefix)
         lengths = corpus.sequence_lengths
         if problem := size_problem(prefix, int(lengths.sum(dtype=numpy.int64))):
             raise ConfigError(problem.sentence, where=prefix)

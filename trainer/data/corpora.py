@@ -16,15 +16,12 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import normalize
 
 from trainer.contract.config import ConfigError, Dataset
-from trainer.contract.files.index_header import HEADER_SIZE, read_header
+from trainer.contract.files.index_header import CHECKED_TOKENS, HEADER_SIZE, read_header
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.resuming.sampling import Documents
 from trainer.contract.rules.data import split_weights
 
 SPLITS = ("train", "valid", "test")
-
-CHECKED_TOKENS = 2**20
-"""Number of tokens of each corpus that are compared with the size of the vocabulary."""
 
 Share = tuple[float, float]
 """Range [a, b) of each corpus's documents that a split gets, as fractions."""

@@ -11,9 +11,7 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from trainer.contract.config import ConfigError
-
-CHECKED_DOCUMENTS = 100
-"""Number of documents of each corpus whose last token is checked."""
+from trainer.contract.files.index_header import CHECKED_DOCUMENTS
 
 
 def first_tokens(tokens: torch.Tensor, eod_id: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, Moc
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from trainer.contract.config import BlendConfig, ConfigError, Dataset
-from trainer.contract.files.loss_mask import has_mask, mask_path
+from trainer.contract.files.loss_mask import kind_problem
 from trainer.contract.resuming.sampling import Order, Stream
 from trainer.data.corpora import SPLITS
 from trainer.data.documents import require_ends
@@ -56,12 +56,8 @@ class GptSamples(Kind):
 
     def check_pair(self, prefix: str, corpus: IndexedDataset, data: BlendConfig) -> None:
         """Check that documents are no chats, and end with data.eod_id if the trainer must know where they end."""
-        if has_mask(prefix):
-            raise ConfigError(
-                f"it has a loss mask, {mask_path(prefix)}, so its documents are chats, and data.sft is false. Set "
-                "data.sft: true to learn the answers of the chats, or name a pair of texts",
-                where=prefix,
-            )
+        if problem := kind_problem(prefix, sft=False, key="data.sft"):
+            raise ConfigError(str(problem), where=prefix)
         if data.needs_eod:
             assert data.eod_id is not None
             advice = "Set data.eod_id to the end-of-document token of the corpus, or tokenize it with one"

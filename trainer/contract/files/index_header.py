@@ -26,6 +26,12 @@ _HEADER = struct.Struct("<9sQBQQ")
 HEADER_SIZE = _HEADER.size
 """Size of the header of a .idx file (bytes). The lengths of the sequences follow."""
 
+CHECKED_DOCUMENTS = 100
+"""Number of documents of a pair whose last token is compared with data.eod_id."""
+
+CHECKED_TOKENS = 2**20
+"""Number of tokens of a pair that are compared with the size of the vocabulary."""
+
 
 class Header(NamedTuple):
     """The header of a .idx file."""

@@ -37,6 +37,20 @@ def can_learn(mask: bytes, seq_length: int) -> bool:
     return LEARNED in mask[1:end]
 
 
+def kind_problem(prefix: str | os.PathLike[str], *, sft: bool, key: str) -> Problem | None:
+    """The problem of a pair of chats in a run on texts, or of texts in a run on chats. `key` has the value `sft`."""
+    path = mask_path(prefix)
+    if has_mask(prefix) == sft:
+        return None
+    if sft:
+        reason = f"has no loss mask, {path}, so its documents are no chats, but {key} is true"
+        hint = f"remove {key} to learn every token, or make the pair from chats (data.corpus.chat)"
+    else:
+        reason = f"has a loss mask, {path}, so its documents are chats, but {key} is false"
+        hint = f"set {key}: true to learn the answers of the chats, or name a pair of texts"
+    return Problem("", reason, hint, about=(key,), subject="it")
+
+
 def size_problem(prefix: str | os.PathLike[str], num_tokens: int) -> Problem | None:
     """The problem of a mask whose size is not `num_tokens`, the number of tokens of its pair. None if it fits.
 
