@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,20 +28,13 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
+from trainer.contract.files.tensor_names import AVERAGE, OPTIMIZER_STATE, has_all_layers, name_in_layer
 from trainer.optimizer import parameter_groups
 from trainer.optimizer.build import optimizers_of
 from trainer.optimizer.weight_average import WeightAverage
 
 SHARDING_TYPE = "fully_reshardable"
 """Core's name for the stored form."""
-
-PREFIX = "optimizer.state"
-
-AVERAGE = "ema"
-"""Name of the average of a weight, next to `param` and the moments."""
-
-_LAYERS = re.compile(r"\.layers\.(?!\d)")
-"""The place of the number of a layer in the name of a tensor with all layers."""
 
 Box = tuple[tuple[int, ...], tuple[int, ...], int]
 """Offsets and sizes of a part of a tensor, and its start in the flattened tensor."""
@@ -156,7 +148,7 @@ def _pieces(
 ) -> Iterator[ShardedTensor]:
     """Divide `values`, elements [start, stop) of a flattened parameter, into boxes of its tensors in `stored_as`."""
     parameter = stored_as.data
-    stored_as = dataclasses.replace(stored_as, key=f"{PREFIX}.{name}.{stored_as.key}")
+    stored_as = dataclasses.replace(stored_as, key=f"{OPTIMIZER_STATE}.{name}.{stored_as.key}")
     # A factory stores one parameter as several tensors, such as the two halves of a gated MLP's first matrix.
     is_factory = isinstance(stored_as, ShardedTensorFactory)
     for part in nested_values(stored_as.build()) if is_factory else [stored_as]:
@@ -189,13 +181,13 @@ def _piece(
 
 def _of_layer(piece: ShardedTensor) -> ShardedTensor:
     """The same piece in a tensor that has only its layer."""
-    if not piece.global_shape or not _LAYERS.search(piece.key):
+    if not piece.global_shape or not has_all_layers(piece.key):
         return piece
     assert piece.data is not None
     layer = piece.global_offset[0]
     return dataclasses.replace(
         piece,
-        key=_LAYERS.sub(f".layers.{layer}.", piece.key, count=1),
+        key=name_in_layer(piece.key, layer),
         data=piece.data[0],
         local_shape=piece.local_shape[1:],
         global_shape=piece.global_shape[1:],

@@ -25,7 +25,7 @@ from trainer.contract.wording import counted
 from trainer.data import replay
 from trainer.data.corpora import SPLITS, Share, cut, documents_of_share, open_corpora, split_shares
 from trainer.data.index_files import LogLine
-from trainer.data.kind import Source
+from trainer.data.kind import MAX_PAIRS_SHOWN, Source
 from trainer.data.kinds import kind_of
 from trainer.data.progress import OneBlend, Progress, fresh
 from trainer.data.recorded import require_as_recorded
@@ -34,9 +34,6 @@ MOCK_SPLIT = "1,1,1"
 
 MAX_EPOCHS = 1_000_000
 """Maximum number of epochs of a corpus. Core counts them one by one and lists all documents once per epoch."""
-
-MAX_PAIRS_SHOWN = 50
-"""Maximum number of pairs with a line of their own in the log."""
 
 
 @dataclass(frozen=True)

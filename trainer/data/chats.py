@@ -26,16 +26,13 @@ from trainer.contract.files.loss_mask import kind_problem, mask_path, size_probl
 from trainer.contract.resuming.sampling import Documents, Order, Packing, Stream
 from trainer.contract.wording import counted
 from trainer.data.index_files import Index, LogLine, complete
-from trainer.data.kind import Kind, Source, core_split
+from trainer.data.kind import MAX_PAIRS_SHOWN, Kind, Source, core_split
 from trainer.data.microbatch import IS_FIRST, PADDING
 from trainer.packing.samples import Counts, pack_chats
 
 FILES = ("chats.npy", "bins.npy", "counts.npy")
 """Suffixes of the index files: document and kept tokens of each chat in the order of the samples [chats, 2]; the first
 chat of each sample and the end [samples + 1]; and `Counts`."""
-
-MAX_PAIRS_SHOWN = 50
-"""Maximum number of pairs with a line of their own in the log."""
 
 
 class Chats(Kind):

@@ -16,6 +16,9 @@ from trainer.contract.config import BlendConfig, TrainerConfig
 from trainer.contract.resuming.sampling import Documents, Order, Packing, Stream
 from trainer.data.index_files import Index, LogLine
 
+MAX_PAIRS_SHOWN = 50
+"""Maximum number of pairs with a line of their own in the log."""
+
 
 @dataclass(frozen=True)
 class Source:

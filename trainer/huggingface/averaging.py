@@ -7,7 +7,6 @@ models, Sanyal et al., arXiv 2306.03241).
 from __future__ import annotations
 
 import itertools
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import COMPLETE, Checkpoint
 from trainer.contract.files.hashing import file_sha256
+from trainer.contract.files.tensor_names import AVERAGE, OPTIMIZER_STATE, has_all_layers, name_in_layer
 from trainer.contract.resuming import base_model
 from trainer.contract.resuming.record_shape import CONFIRMED
 from trainer.contract.wording import counted, few
@@ -30,12 +30,6 @@ from trainer.inference.checkpoint import complete_checkpoints
 
 REPORT_INTERVAL_S = 10.0
 """Interval between lines about the progress (seconds)."""
-
-AVERAGES = "optimizer.state.ema."
-"""Beginning of the names of moving averages (`trainer.checkpoint.optimizer_state`)."""
-
-LAYERS = re.compile(r"\.layers\.(?!\d)")
-"""Part of the name of a tensor that has all layers."""
 
 OF_TRAINING = ("sampling", CONFIRMED)
 """Keys of a record from which a run would resume."""
@@ -172,7 +166,7 @@ def _firsts(weights: StoredWeights, name: str) -> Iterator[tuple[int, ...]]:
 
 def _has_layers(name: str) -> bool:
     """True if a tensor has all layers in its first axis."""
-    return LAYERS.search(name) is not None
+    return has_all_layers(name)
 
 
 def _mean(sources: Sequence[StoredWeights], name: str, first: tuple[int, ...]) -> torch.Tensor:
@@ -192,11 +186,11 @@ def _mean(sources: Sequence[StoredWeights], name: str, first: tuple[int, ...]) -
 def _moving_average(stored: StoredWeights, name: str, first: tuple[int, ...]) -> torch.Tensor:
     """The average of a part of a tensor, in the data type of the weights; the part itself if it is not trained."""
     weights = stored.read_part(name, first)
-    average = f"{AVERAGES}{name}"
+    average = f"{OPTIMIZER_STATE}.{AVERAGE}.{name}"
     if stored.shape(average) is not None:
         return stored.read_part(average, first).to(weights.dtype)
     if _has_layers(name):  # with frozen parameters, each layer has its own
-        average = LAYERS.sub(f".layers.{first[0]}.", average, count=1)
+        average = name_in_layer(average, first[0])
         if stored.shape(average) is not None:
             return stored.read_part(average, first[1:]).to(weights.dtype)
     return weights

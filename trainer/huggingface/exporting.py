@@ -24,6 +24,7 @@ from trainer.contract.wording import few
 from trainer.huggingface import card, check, generation, tokenizer_files
 from trainer.huggingface.adapters import MergedWeights, StoredAdapters, Weights
 from trainer.huggingface.destination import Report, new_directory, sync_file, umask, write_json, write_text
+from trainer.huggingface.reading import INDEX, SINGLE
 from trainer.huggingface.source import Source, read_source, with_vocabulary
 from trainer.huggingface.tokenizer_files import Tokenizer
 from trainer.huggingface.torch_dist import StoredWeights, with_own_storage
@@ -36,8 +37,6 @@ NUM_READERS = 4
 """Number of threads. As many tensors are in memory in addition to the tensors of the file that is written next."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-INDEX = "model.safetensors.index.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -269,7 +268,7 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 def _name_shards(shards: list[list[str]], directory: Path, total: int) -> None:
     if len(shards) == 1:
-        (directory / "shard-0").rename(directory / "model.safetensors")
+        (directory / "shard-0").rename(directory / SINGLE)
         return
     weight_map = {}
     for number, names in enumerate(shards):

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.chats.files import template_source, token_text
+from trainer.chats.files import (
+    MORE_TEMPLATES,
+    SETTINGS,
+    SPECIAL_TOKENS,
+    TEMPLATE_FILE,
+    template_source,
+    token_text,
+)
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.git_lfs import pointer_problem
 from trainer.contract.files.regular_file import read_bytes
@@ -17,19 +24,11 @@ from trainer.contract.files.system_calls import sync_path
 from trainer.huggingface.destination import copy_file, write_json, write_text
 from trainer.inference.tokenizer import GPT2_EOD, gpt2_files
 
-CHAT_TEMPLATE = "chat_template.jinja"
-"""File of the chat template. In transformers, it takes precedence over one in another file."""
-
 FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "merges.txt", "tokenizer.model", CHAT_TEMPLATE, "chat_template.json"),
+    *("tokenizer.json", SETTINGS, SPECIAL_TOKENS, "added_tokens.json"),
+    *("vocab.json", "merges.txt", "tokenizer.model", TEMPLATE_FILE, "chat_template.json"),
 )
 """Names of tokenizer files in transformers."""
-
-TEMPLATES = "additional_chat_templates"
-"""Directory of further chat templates."""
-
-SETTINGS, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,10 @@ def find_tokenizer(path: Path, eos_token: str | None = None) -> Tokenizer | None
 
 def _files(directory: Path) -> dict[str, Path]:
     """The tokenizer files of a directory, by name."""
-    names = [*FILES, *(f"{TEMPLATES}/{path.name}" for path in sorted(directory.glob(f"{TEMPLATES}/*.jinja")))]
+    names = [
+        *FILES,
+        *(f"{MORE_TEMPLATES}/{path.name}" for path in sorted(directory.glob(f"{MORE_TEMPLATES}/*.jinja"))),
+    ]
     return {name: directory / name for name in names if (directory / name).is_file()}
 
 
@@ -177,14 +179,14 @@ def copy_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int | None
     """Copy the files to `directory`. Adds a tokenizer_config.json if there is none."""
     files = dict(tokenizer.files)
     if tokenizer.chat_template is not None:
-        files.pop(CHAT_TEMPLATE, None)
-        write_text(directory / CHAT_TEMPLATE, tokenizer.chat_template)
+        files.pop(TEMPLATE_FILE, None)
+        write_text(directory / TEMPLATE_FILE, tokenizer.chat_template)
     for name, path in files.items():
-        if name.startswith(f"{TEMPLATES}/"):
-            (directory / TEMPLATES).mkdir(exist_ok=True)
+        if name.startswith(f"{MORE_TEMPLATES}/"):
+            (directory / MORE_TEMPLATES).mkdir(exist_ok=True)
         copy_file(path, directory / name)
-    if (directory / TEMPLATES).is_dir():
-        sync_path(directory / TEMPLATES)
+    if (directory / MORE_TEMPLATES).is_dir():
+        sync_path(directory / MORE_TEMPLATES)
     if SETTINGS not in tokenizer.files:
         is_gpt2 = _is_gpt2(tokenizer.files)
         settings = {
@@ -207,7 +209,7 @@ def lost(tokenizer: Tokenizer) -> str | None:
     if _is_gpt2(tokenizer.files):
         return None
     path = next(iter(tokenizer.files.values()))
-    has_no_template = tokenizer.chat_template is None and CHAT_TEMPLATE not in tokenizer.files
+    has_no_template = tokenizer.chat_template is None and TEMPLATE_FILE not in tokenizer.files
     return (
         f"{path.parent} has no {SETTINGS}, so the exported tokenizer has no special tokens except the end of a "
         f"document{', and no chat template' if has_no_template else ''}"

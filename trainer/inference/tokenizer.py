@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.chats.files import token_text
+from trainer.chats.files import SETTINGS, token_text
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.regular_file import read_bytes
 
@@ -92,7 +92,7 @@ def load_tokenizer(name: str | Path, eod_token: str | None = None) -> Tokenizer:
     library = _read(files)
     if len(files) > 1:
         eod_token = eod_token or GPT2_EOD
-    eod_token = eod_token or _eos_token(files[0].with_name("tokenizer_config.json"))
+    eod_token = eod_token or _eos_token(files[0].with_name(SETTINGS))
     eod_id = None if eod_token is None else library.token_to_id(eod_token)
     if eod_token is not None and eod_id is None:
         raise TrainerError(f"{files[0]} has no token {eod_token!r}. Name the token at the end of a document")

@@ -70,7 +70,7 @@ def test_the_embedding_and_the_loss_count_as_layers() -> None:
     """Ten layers on four stages: the embedding and the loss count as one layer each, or the loss as two."""
     facts = valid_facts(nodes=1, model__num_layers=10)
     space = Space(facts, ("PP",))
-    found = [each for each in space.pipelines(next(space.layers())) if each.num_chunks == 1]
+    found = [each for each in space.pipelines(next(space.layers())) if each.parallelism.num_chunks == 1]
     of_four = [each for each in found if each.parallelism.pipeline_model_parallel_size == 4]
     assert [each.chunk_layers for each in of_four] == [(3, 3, 3, 1), (2, 3, 3, 2)]
     assert of_four[0].parallelism.pipeline_model_parallel_layout == "Et*3|(t*3|)*2tL"
