@@ -352,6 +352,8 @@ class _Walk:
         from ruamel.yaml import YAML
         from ruamel.yaml.error import ReusedAnchorWarning
 
+        from hpcgen.config.yaml_scanner import FastScanner
+
         self.name = name
         self.origins: dict[str, str] = {}
         self._values = 0
@@ -359,6 +361,7 @@ class _Walk:
         with _yaml_errors(name), warnings.catch_warnings():
             warnings.simplefilter("ignore", ReusedAnchorWarning)  # YAML allows it; the last one counts
             yaml = YAML(typ="safe", pure=True)
+            yaml.Scanner = FastScanner
             yaml.doc_infos = [cast(Any, _Directives(name))]
             self._constructor, _ = yaml.get_constructor_parser(text)
             self._bound_depth(self._constructor.composer)

@@ -6,7 +6,7 @@ therefore imported only if there are some.
 
 from __future__ import annotations
 
-import os.path
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,17 @@ def resumption_of(trainer: TrainerConfig) -> Resumption | None:
 
 
 def is_first_job(trainer: TrainerConfig) -> bool:
-    """Returns True if this machine sees nothing to resume from."""
-    directories = (trainer.run_dir, trainer.checkpoint.save, trainer.checkpoint.load)
-    return not any(directory and os.path.exists(directory) for directory in directories)  # noqa: PTH110
+    """Returns True if this machine sees nothing to resume from. `hpcgen init` makes an empty run directory."""
+    own = (trainer.run_dir, trainer.checkpoint.save)
+    load = trainer.checkpoint.load
+    if load and os.path.exists(load):  # noqa: PTH110
+        return False
+    return not any(directory and _has_files(directory) for directory in own)
+
+
+def _has_files(path: str) -> bool:
+    """Returns False for an empty directory, and for a path that does not exist."""
+    try:
+        return bool(os.listdir(path))  # noqa: PTH208
+    except OSError:
+        return os.path.exists(path)  # noqa: PTH110
