@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from hpcgen.config.fields import seconds
@@ -13,22 +14,15 @@ from hpcgen.text import counted, one_of
 Row = Mapping[str, str]
 """Keys and values of a line of `scontrol show ... --oneliner`."""
 
-UNUSABLE = {
-    *(
-        "DOWN",
-        "DRAIN",
-        "DRAINED",
-        "DRAINING",
-        "FAIL",
-        "FAILING",
-        "FUTURE",
-        "INVAL",
-        "INVALID_REG",
-        "NOT_RESPONDING",
-    ),
-    "UNKNOWN",
+_STATES = {
+    "drained": {"DRAIN", "DRAINED", "DRAINING"},
+    "in maintenance": {"MAINT", "MAINTENANCE"},
+    "reserved": {"RESERVED"},
+    "down": {"DOWN", "FAIL", "FAILING", "FUTURE", "INVAL", "INVALID_REG", "NOT_RESPONDING", "UNKNOWN"},
 }
-"""States of nodes on which no job starts. Nodes that the cloud has switched off (POWERED_DOWN) start for a job."""
+"""What is wrong with a node on which no job starts -> its states."""
+_SWITCHED = {"POWER", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "POWER_DOWN", "POWER_UP"}
+"""States of nodes that the cloud switches on for a job. They do not respond until they have started."""
 UNLIMITED = frozenset(("UNLIMITED", "NONE", "INFINITE", ""))
 
 
@@ -107,19 +101,49 @@ def _nodes(name: str, row: Row, stage: StagePlan, nodes: Sequence[Row]) -> Check
         return Check(
             title, "skipped", f"Slurm does not show its nodes ({row.get('TotalNodes', 'unknown')} in all)"
         )
+    total = row.get("TotalNodes", "")
+    hidden = max(0, int(total) - len(own)) if total.isdecimal() else 0
     gpus = stage.allocation.gpus_per_node if stage.device == "cuda" and stage.allocation.gres != "none" else 0
     fitting = [node for node in own if _gpus(node) >= gpus]
-    usable = [node for node in fitting if not UNUSABLE & set(re.findall("[A-Z_]+", node.get("State", "")))]
+    has_reservation = stage.allocation.settings.reservation is not None
+    states = [_state_of(node, has_reservation=has_reservation) for node in fitting]
+    counts = Counter(states)
+    usable = counts[""] + counts["switched off or starting"]
+    others = [f"{counts[word]} {word}" for word in ("switched off or starting", *_STATES) if counts[word]]
+    others += (
+        [f"{hidden} that Slurm does not show, such as cloud nodes that are switched off"] if hidden else []
+    )
     has = f"with {counted(gpus, 'GPU')}" if gpus else "of any kind"
-    found = f"{counted(len(usable), 'usable node')} {has} of {len(own)}; the job needs {needed}"
-    if len(fitting) < needed:
+    found = f"{counted(usable, 'usable node')} {has} of {len(own) + hidden}"
+    found += f" ({', '.join(others)})" * bool(others) + f"; the job needs {needed}"
+    if len(fitting) + hidden < needed:
         fix = "Use another partition, fewer nodes, or correct gpus_per_node of the node type."
         return Check(title, "failed", found, fix)
-    if len(usable) < needed:
-        return Check(
-            title, "warning", found, "Wait for the nodes (sinfo -R says why they are down), or use fewer."
-        )
+    if usable + hidden < needed:
+        return Check(title, "warning", found, _advice(counts))
     return Check(title, "ok", found)
+
+
+def _advice(counts: Counter[str]) -> str:
+    """What to do if too few nodes are usable now."""
+    advice = "Wait for the nodes (sinfo -R says why they are down), or use fewer."
+    if counts["reserved"] or counts["in maintenance"]:
+        advice += (
+            " scontrol show reservation lists reservations; slurm.defaults.reservation names that of a job."
+        )
+    return advice
+
+
+def _state_of(node: Row, *, has_reservation: bool) -> str:
+    """What is wrong with a node; "" if jobs start on it now or after those that run there."""
+    text = node.get("State", "")
+    states = set(re.findall("[A-Z_]+", text)) | ({"NOT_RESPONDING"} if "*" in text else set())
+    if states & _SWITCHED:
+        states.discard("NOT_RESPONDING")
+    if has_reservation:
+        states -= _STATES["reserved"] | _STATES["in maintenance"]
+    found = [word for word, names in _STATES.items() if states & names]
+    return found[0] if found else "switched off or starting" if states & _SWITCHED else ""
 
 
 def _gpus(node: Row) -> int:

@@ -43,6 +43,7 @@ _LOG = re.compile(rf"({'|'.join(sorted(STAGE_ROWS, key=len, reverse=True))})-[%\
 """Name of the log of a job: STAGE-JOBID.log, with Slurm's %j or %A_%a in place of the ID."""
 _MOST_ARGUMENT = 100_000
 """Characters of an argument. Linux refuses one of 128 KiB."""
+_UNAVAILABLE = re.compile(r"^ReqNodeNotAvail, ?UnavailableNodes:(\S+)")
 _UNLIMITED = frozenset(("UNLIMITED", "NOT_SET", "INVALID", ""))
 _REASONS = {
     "None": "waits for Slurm's scheduler",
@@ -55,6 +56,9 @@ _REASONS = {
     "BeginTime": "waits for its begin time",
     "JobArrayTaskLimit": "waits for other tasks of its array",
     "ReqNodeNotAvail": "needs nodes that are not available",
+    "ReqNodeNotAvail, Reserved for maintenance": "waits for the end of a maintenance",
+    "Nodes required for job are DOWN": "needs nodes that are down, drained or reserved",
+    "Nodes_required_for_job_are_DOWN": "needs nodes that are down, drained or reserved",
     "NodeDown": "needs a node that is down",
     "PartitionDown": "waits, because its partition is down",
     "PartitionInactive": "waits, because its partition is inactive",
@@ -67,6 +71,13 @@ _REASONS = {
     "launch failed requeued held": "held, because a node could not start it",
 }
 """Slurm's reason of a waiting job -> what it means."""
+_STATES = {
+    "RUNNING": "runs",
+    "CONFIGURING": "waits for its nodes to start",
+    "COMPLETING": "ends",
+    "SUSPENDED": "is suspended",
+}
+"""Slurm's state of a job that does not wait in the queue -> what it does."""
 
 
 @record(kw_only=True)
@@ -128,13 +139,16 @@ class QueuedJob:
     def in_words(self) -> str:
         """What the job does or waits for: runs, waits for resources, waits for its dependency 123."""
         if not self.waits:
-            return "runs" if self.state == "RUNNING" else self.state.lower().replace("_", " ")
+            return _STATES.get(self.state) or self.state.lower().replace("_", " ")
         if self.reason == "Dependency":
             jobs = ", ".join(dict.fromkeys(re.findall(r":(\d+)", self.dependency)))
             return f"{_REASONS[self.reason]} {jobs}".rstrip()
         kind = self.reason.partition(",")[0].partition(":")[0]
-        if kind in _REASONS:
-            return _REASONS[kind]
+        if nodes := _UNAVAILABLE.search(self.reason):
+            return f"{_REASONS[kind]}: {nodes[1]}"
+        for known in (self.reason, kind):
+            if known in _REASONS:
+                return _REASONS[known]
         if self.reason.startswith(("QOS", "Assoc", "MaxJobs", "MaxCpu", "MaxMem", "MaxNode", "MaxTRES")):
             return f"waits for a limit of its account or QOS ({self.reason})"
         return f"waits ({self.reason})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hpcgen.errors import ConfigErrors
 from hpcgen.planning.image_record import read_image_record
 from hpcgen.run_plan.plan import Plan
 from tests.runs import big_run, planned
+from trainer.contract.record import replaced
 
 GOOD = {
     "SLURM_VERSION": "25.11.1",
@@ -121,9 +123,65 @@ def test_a_partition_is_compared_with_the_job(plan: Plan) -> None:
     [(_, (state, found))] = partition(plan, PARTITION.replace("MaxNodes=UNLIMITED", "MaxNodes=8")).items()
     assert (state, found) == ("failed", "16, and MaxNodes is 8")
     [(_, (state, found))] = partition(plan, state="DOWN+NOT_RESPONDING").items()
-    assert (state, found) == ("warning", "0 usable nodes with 8 GPUs of 16; the job needs 16")
+    assert (state, found) == ("warning", "0 usable nodes with 8 GPUs of 16 (16 down); the job needs 16")
     [(_, (state, found))] = partition(plan, gpus=4).items()
     assert (state, found) == ("failed", "0 usable nodes with 8 GPUs of 16; the job needs 16")
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        ("IDLE", ""),
+        ("IDLE+CLOUD", ""),
+        ("MIXED+PLANNED", ""),
+        ("ALLOCATED+COMPLETING", ""),
+        ("IDLE+CLOUD+POWERED_DOWN", "switched off or starting"),
+        ("IDLE+CLOUD+POWER", "switched off or starting"),
+        ("IDLE+POWERING_DOWN", "switched off or starting"),
+        ("ALLOCATED+CLOUD+NOT_RESPONDING+POWERING_UP", "switched off or starting"),
+        ("DOWN+CLOUD+POWERED_DOWN", "down"),
+        ("IDLE*+CLOUD", "down"),
+        ("IDLE+NOT_RESPONDING", "down"),
+        ("IDLE+FAIL+NOT_RESPONDING", "down"),
+        ("DOWN+NOT_RESPONDING", "down"),
+        ("FUTURE", "down"),
+        ("INVAL+INVALID_REG", "down"),
+        ("MIXED+DRAIN", "drained"),
+        ("IDLE+CLOUD+DRAIN+POWERED_DOWN", "drained"),
+        ("IDLE+RESERVED", "reserved"),
+        ("IDLE+MAINTENANCE+RESERVED", "in maintenance"),
+        ("MAINT", "in maintenance"),
+    ],
+)
+def test_states_of_nodes(plan: Plan, state: str, word: str) -> None:
+    """Spellings of Slurm 20.11 to 25.11. With the job's own reservation, reserved nodes are usable."""
+    [check] = shown(plan, [state])
+    assert f"(1 {word})" in check.found if word else "(" not in check.found
+    assert (check.state == "ok") == (word in ("", "switched off or starting"))
+    [check] = shown(plan, [state], reservation="mine")
+    assert (check.state == "ok") == (word not in ("down", "drained"))
+
+
+def test_cloud_nodes_that_slurm_hides_may_come(plan: Plan) -> None:
+    """Without PrivateData=cloud, Slurm 22.05 to 25.11 show no cloud node that is switched off."""
+    [check] = shown(plan, ["IDLE", "DOWN"], hidden=4, nodes=5)
+    assert check.state == "ok"
+    hidden = "4 that Slurm does not show, such as cloud nodes that are switched off"
+    assert check.found == f"1 usable node with 8 GPUs of 6 (1 down, {hidden}); the job needs 5"
+    [check] = shown(plan, ["IDLE"], hidden=4, nodes=6)
+    assert check.state == "failed"
+
+
+def shown(
+    plan: Plan, states: Sequence[str], *, hidden: int = 0, nodes: int = 1, reservation: str | None = None
+) -> list[Check]:
+    """The check of a partition whose nodes have these states; further ones are hidden."""
+    stage = plan.stages["train"]
+    settings = replaced(stage.allocation.settings, reservation=reservation)
+    stage = replaced(stage, allocation=replaced(stage.allocation, nodes=nodes, settings=settings))
+    lines = [NODE.format(index=index, state=state) for index, state in enumerate(states)]
+    row = f"{PARTITION} TotalNodes={len(states) + hidden}"
+    return list(partitions.checks(stage, partitions.rows([row]), partitions.rows(lines)))
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,24 @@ JOB = QueuedJob(
         ("Resources", "waits for resources"),
         ("Dependency", "waits for its dependency 12, 13"),
         ("JobHeldUser", "held by a user"),
-        ("ReqNodeNotAvail, UnavailableNodes:n7", "needs nodes that are not available"),
+        ("ReqNodeNotAvail", "needs nodes that are not available"),
+        ("ReqNodeNotAvail, UnavailableNodes:n[7-8]", "needs nodes that are not available: n[7-8]"),
+        ("ReqNodeNotAvail, UnavailableNodes:", "needs nodes that are not available"),
+        ("ReqNodeNotAvail, Reserved for maintenance", "waits for the end of a maintenance"),
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+            "needs nodes that are down, drained or reserved",
+        ),
         ("QOSMaxGRESPerUser", "waits for a limit of its account or QOS (QOSMaxGRESPerUser)"),
         ("SomethingNew", "waits (SomethingNew)"),
     ],
 )
 def test_reasons_are_told_in_words(reason: str, words: str) -> None:
     assert replaced(JOB, reason=reason, dependency="afterok:12(unfulfilled),afterok:13").in_words() == words
+
+
+def test_a_job_whose_nodes_the_cloud_starts_says_so() -> None:
+    assert replaced(JOB, state="CONFIGURING", reason="").in_words() == "waits for its nodes to start"
 
 
 def test_a_job_of_hpcgen_is_known_by_its_log() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.patience import PATIENCE_S, wait_until
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.conftest import HPCGEN, profile_text
 
@@ -74,3 +75,23 @@ def test_a_partition_that_slurm_lacks_is_named_before_any_job(
     status, checks = doctor(slurm_cluster, site, "--set", "slurm.node_health.partition=h100")
     assert (status, checks["partition h100"]["fix"]) == (1, "Use gpu.")
     assert "invalid partition" in checks["sbatch --test-only node-health"]["found"]
+
+
+def test_states_of_nodes_are_told_apart(slurm_cluster: SlurmCluster, site: Path) -> None:
+    def nodes() -> str:
+        return str(doctor(slurm_cluster, site)[1]["partition gpu: nodes"]["found"])
+
+    slurm_cluster.run("scontrol", "update", "NodeName=ndv5-1", "State=DRAIN", "Reason=test")
+    reserve = (
+        "StartTime=now Duration=10 User=root Nodes=ndv5-2 Flags=MAINT,IGNORE_JOBS ReservationName=repair"
+    )
+    slurm_cluster.run("scontrol", "create", "reservation", *reserve.split())
+    try:
+        wait_until(lambda: "in maintenance" in nodes(), nodes, timeout_s=PATIENCE_S, interval_s=0.5)
+        assert nodes() == "0 usable nodes of any kind of 2 (1 drained, 1 in maintenance); the job needs 1"
+        _, checks = doctor(slurm_cluster, site, "--set", "slurm.node_health.reservation=repair")
+        found = checks["partition gpu: nodes"]["found"]
+        assert found == "1 usable node of any kind of 2 (1 drained); the job needs 1"
+    finally:
+        slurm_cluster.run("scontrol", "delete", "ReservationName=repair")
+        slurm_cluster.run("scontrol", "update", "NodeName=ndv5-1", "State=RESUME")
