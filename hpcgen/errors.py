@@ -12,6 +12,11 @@ from trainer.contract.problem import as_place
 from trainer.contract.problem import file_of as file_of
 
 
+def problem_of(file: PurePath, reason: str, hint: str = "") -> Problem:
+    """A problem of a file that is not about a key."""
+    return Problem("", reason, hint, where=FilePlace(file))
+
+
 class HpcgenError(Exception):
     """A mistake of the user. The command prints it without a traceback and exits with status 2."""
 

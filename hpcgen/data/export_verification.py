@@ -21,7 +21,7 @@ from hpcgen.data.record import Record, read_record
 from hpcgen.data.shard import MASK_COLUMN, Shard, has_sources, row_groups, source_identities
 from hpcgen.data.verification import Meter, OnProgress, PairReport, VerifyReport, difference, hash_file
 from hpcgen.data.workers import cores
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import HpcgenError, Problem, problem_of
 from trainer.contract.files import loss_mask
 from trainer.contract.files.regular_file import read_bytes
 
@@ -69,25 +69,29 @@ def _shards(directory: Path, manifest: Manifest) -> list[Shard]:
     ]
 
 
-def _description_findings(shards: Sequence[Shard]) -> Iterator[str]:
+def _description_findings(shards: Sequence[Shard]) -> Iterator[Problem]:
     """Compares the files that describe an Arrow dataset with the shards."""
     records = {shard: record for shard in shards if (record := read_record(shard.place))}
     if len(records) < len(shards):
         return  # the shards have findings
     for path, content in description(shards, records).items():
         if not path.exists():
-            yield f"{path} is missing; {_AGAIN}"
+            yield _about(path, "is missing")
         elif read_bytes(path) != content:
-            yield f"{path} does not describe these shards; run the export again"
+            yield _about(path, "does not describe these shards")
 
 
-def _other_files(shards: Sequence[Shard]) -> Iterator[str]:
+def _other_files(shards: Sequence[Shard]) -> Iterator[Problem]:
     """Finds Parquet files that datasets.load_dataset could read next to the shards."""
     own = {shard.directory / shard.file for shard in shards}
     for path in sorted(
         {file for folder in {path.parent for path in own} for file in folder.glob("*.parquet")} - own
     ):
-        yield f"{path} is not part of the export; remove it"
+        yield _about(path, "is not part of the export", "remove it")
+
+
+def _about(path: Path, reason: str, hint: str = _AGAIN) -> Problem:
+    return Problem("", reason, hint, subject=str(path))
 
 
 def _has_pair(prefix: Path) -> bool:
@@ -102,25 +106,27 @@ def _verify_shard(shard: Shard, meter: Meter) -> PairReport:
         found = hash_file(path, lambda chunk: None, meter.add)
         report.bytes = found.size or 0
         if record is None:
-            report.findings.append(f"{path}: it has no record, because the export was interrupted; {_AGAIN}")
+            report.findings.append(
+                problem_of(path, "it has no record, because the export was interrupted", _AGAIN)
+            )
             return report
         report.hashes_checked = True
         report.findings += difference(path, record.outputs[0], found)
         if not report.findings:
             report.findings += _row_findings(shard, record, report)
     except FileNotFoundError:
-        report.findings.append(f"{path} is missing; {_AGAIN}")
+        report.findings.append(_about(path, "is missing"))
     except (HpcgenError, OSError, pa.ArrowException) as error:
-        report.findings.append(f"{path}: {error}")
+        report.findings.append(problem_of(path, str(error)))
     return report
 
 
-def _row_findings(shard: Shard, record: Record, report: PairReport) -> Iterator[str]:
+def _row_findings(shard: Shard, record: Record, report: PairReport) -> Iterator[Problem]:
     """Counts rows and tokens in `report`, and yields the first difference from the record or from the pair."""
     path = shard.directory / shard.file
     is_current = has_sources(shard, record)
     if shard.sources and not is_current:
-        yield f"{path}: the pair {shard.prefix} has been made again since then; {_AGAIN}"
+        yield problem_of(path, f"the pair {shard.prefix} has been made again since then", _AGAIN)
     pair = open_pair(shard.prefix) if is_current else None
     report.rows_checked = pair is not None
     wanted = row_groups(pair, shard.sequence_length) if pair else iter(())
@@ -137,7 +143,8 @@ def _row_findings(shard: Shard, record: Record, report: PairReport) -> Iterator[
             and ends is not None
             and all(map(functools.partial(_has_values, ends), columns, contents))
         ):
-            yield f"{path}: row {report.sequences + 1:,} or a later one differs from the pair {shard.prefix}; {_AGAIN}"
+            reason = f"row {report.sequences + 1:,} or a later one differs from the pair {shard.prefix}"
+            yield problem_of(path, reason, _AGAIN)
             return
         report.sequences, report.tokens = report.sequences + len(rows), report.tokens + len(values)
     report.documents = record.counts.documents_out
@@ -146,7 +153,7 @@ def _row_findings(shard: Shard, record: Record, report: PairReport) -> Iterator[
         ("tokens", report.tokens, record.counts.tokens),
     ):
         if number != recorded:
-            yield f"{path}: {number:,} {what}, but the record has {recorded:,}; {_AGAIN}"
+            yield problem_of(path, f"{number:,} {what}, but the record has {recorded:,}", _AGAIN)
 
 
 def _has_values(ends: Any, rows: Any, content: Any) -> bool:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from hpcgen.data.indexed_dataset import bin_path
 from hpcgen.data.pair import Pair
+from hpcgen.errors import Problem, problem_of
 
 
 class IdScan:
@@ -16,7 +17,7 @@ class IdScan:
 
     def __init__(self, pair: Pair, vocab_size: int | None, eod_id: int | None) -> None:
         """Sequences must end with `eod_id`, unless it is None. `vocab_size` is None if unknown."""
-        self.findings: list[str] = []
+        self.findings: list[Problem] = []
         self.largest: int | None = None
         self._pair = pair
         self._vocab_size = vocab_size
@@ -59,7 +60,7 @@ class IdScan:
         pair, byte = self._pair, self._position + index * self._pair.dtype.itemsize
         sequence = int(np.searchsorted(pair.offsets, byte, side="right")) - 1
         document = int(np.searchsorted(pair.bounds, sequence, side="right")) - 1
+        reason = f"id {ids[index]} at byte {byte:,}, in document {document:,}"
         self.findings.append(
-            f"{bin_path(pair.prefix)}: id {ids[index]} at byte {byte:,}, in document {document:,}"
-            + (f"; {why}" if why else " is negative")
+            problem_of(bin_path(pair.prefix), reason + (f"; {why}" if why else " is negative"))
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import HpcgenError, Problem, problem_of
 from trainer.contract.files import loss_mask
 from trainer.contract.files.loss_mask import LEARNED
 from trainer.contract.files.regular_file import open_regular
@@ -37,22 +37,22 @@ class MaskScan:
         self.path = Path(loss_mask.mask_path(prefix))
         self.num_learned = 0
         self._position = 0
-        self._finding = ""
+        self._finding: Problem | None = None
 
     def add(self, chunk: bytes) -> None:
         """Checks the next bytes."""
         values = np.frombuffer(chunk, np.uint8)
         self.num_learned += int(np.count_nonzero(values == LEARNED))
         wrong = np.flatnonzero(values > LEARNED)
-        if len(wrong) and not self._finding:
+        if len(wrong) and self._finding is None:
             at = int(wrong[0])
-            place = f"{self.path}: byte {self._position + at:,}"
-            self._finding = f"{place} is {values[at]}; a loss mask has only 0 and {LEARNED}"
+            reason = f"byte {self._position + at:,} is {values[at]}; a loss mask has only 0 and {LEARNED}"
+            self._finding = problem_of(self.path, reason)
         self._position += len(values)
 
-    def findings(self, num_tokens: int) -> Iterator[str]:
+    def findings(self, num_tokens: int) -> Iterator[Problem]:
         """Yields what is wrong with the mask of a pair with `num_tokens` tokens. Call it after the last byte."""
         if (problem := loss_mask.size_problem(self._prefix, num_tokens)) is not None:
-            yield str(problem)
-        if self._finding:
+            yield problem
+        if self._finding is not None:
             yield self._finding

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hpcgen.data.indexed_dataset import bin_path, idx_path, read_counts
 from hpcgen.data.record import RECORD_FILE, SIDE_FILE
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import HpcgenError, Problem, problem_of
 from hpcgen.text import counted
 from trainer.contract.files.regular_file import open_regular
 
@@ -88,7 +88,7 @@ class Pair:
             )
         return np.frombuffer(raw, self.dtype)
 
-    def faults(self) -> Iterator[str]:
+    def faults(self) -> Iterator[Problem]:
         """Yields the first error of each kind in the index. `open_pair` has already checked its header and its end."""
         index = idx_path(self.prefix)
         size, needed = index.stat().st_size, HEADER_BYTES + 12 * len(self.lengths) + 8 * len(self.bounds)
@@ -96,22 +96,21 @@ class Pair:
             needed,
             needed + len(self.lengths),
         ):  # Megatron may append a mode (1 byte) per sequence
-            yield f"{index}: the size is {size:,} bytes, but its header requires {needed:,}"
+            yield problem_of(index, f"the size is {size:,} bytes, but its header requires {needed:,}")
         yield from self._sequence_faults()
         if self.bounds[0] != 0 or self.bounds[-1] != len(self.lengths):
-            yield (
-                f"{index}: documents span the sequences {self.bounds[0]:,} to {self.bounds[-1]:,}, "
-                f"but the index has 0 to {len(self.lengths):,}"
-            )
+            span = f"documents span the sequences {self.bounds[0]:,} to {self.bounds[-1]:,}"
+            yield problem_of(index, f"{span}, but the index has 0 to {len(self.lengths):,}")
         for start in range(0, self.num_documents, _CHUNK):
             part = self.bounds[start : start + _CHUNK + 1]
             wrong = np.flatnonzero(part[1:] < part[:-1])
             if len(wrong):
                 number = start + int(wrong[0])
-                yield f"{index}: document {number:,} ends at sequence {self.bounds[number + 1]:,}, before its start"
+                reason = f"document {number:,} ends at sequence {self.bounds[number + 1]:,}, before its start"
+                yield problem_of(index, reason)
                 return
 
-    def _sequence_faults(self) -> Iterator[str]:
+    def _sequence_faults(self) -> Iterator[Problem]:
         """Yields the first sequence that does not start where the previous one ends."""
         end = 0
         for start in range(0, len(self.lengths), _CHUNK):
@@ -121,9 +120,10 @@ class Pair:
             wrong = np.flatnonzero((self.offsets[start : start + _CHUNK] != begins) | (lengths < 0))
             if len(wrong):
                 number = start + int(wrong[0])
-                yield (
-                    f"{idx_path(self.prefix)}: sequence {number:,} ({counted(int(self.lengths[number]), 'token')}) "
-                    f"starts at byte {self.offsets[number]:,}, but the previous one ends at {begins[wrong[0]]:,}"
+                yield problem_of(
+                    idx_path(self.prefix),
+                    f"sequence {number:,} ({counted(int(self.lengths[number]), 'token')}) starts at byte "
+                    f"{self.offsets[number]:,}, but the previous one ends at {begins[wrong[0]]:,}",
                 )
                 return
             end = int(ends[-1])

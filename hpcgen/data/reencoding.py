@@ -15,6 +15,7 @@ from hpcgen.data.indexed_dataset import bin_path
 from hpcgen.data.inspection import gpt2_decoder
 from hpcgen.data.pair import Pair
 from hpcgen.data.tokenizer import load_tokenizer
+from hpcgen.errors import Problem, problem_of
 
 _MAX_TOKENS = 20_000_000
 """Approximate number of tokens to encode again. In a larger pair, the documents are spread evenly over the pair."""
@@ -33,19 +34,20 @@ class Reencoder:
         self._encode = load_tokenizer(config).encode
         self._decoder, _ = gpt2_decoder(config)
 
-    def compare(self, pair: Pair) -> tuple[int, str]:
+    def compare(self, pair: Pair) -> tuple[int, Problem | None]:
         """Returns the number of matching documents in a valid pair, and a finding for the first mismatch."""
         step = -(-int(pair.lengths.sum(dtype=np.int64)) // _MAX_TOKENS) or 1
         numbers, done = iter(range(0, pair.num_documents, step)), 0
         while batch := list(islice(numbers, _BATCH)):
             for number, is_same in zip(batch, self._are_same(pair, batch), strict=True):
                 if not is_same:
-                    return done, (
-                        f"{bin_path(pair.prefix)}: document {number:,} was not encoded with GPT-2's vocabulary; "
-                        f"remove the pair and run the stage again"
+                    return done, problem_of(
+                        bin_path(pair.prefix),
+                        f"document {number:,} was not encoded with GPT-2's vocabulary",
+                        "remove the pair and run the stage again",
                     )
                 done += 1
-        return done, ""
+        return done, None
 
     def _are_same(self, pair: Pair, numbers: list[int]) -> Iterator[bool]:
         """Yields for each document whether encoding its text again returns the same ids (without end of document)."""

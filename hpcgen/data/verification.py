@@ -24,12 +24,13 @@ from hpcgen.data.pair_records import pair_names
 from hpcgen.data.record import FileIdentity, Record
 from hpcgen.data.reencoding import Reencoder
 from hpcgen.data.workers import cores
-from hpcgen.errors import HpcgenError
+from hpcgen.errors import HpcgenError, Problem, problem_of
 from trainer.contract.files import loss_mask
 from trainer.contract.files.regular_file import open_regular
 
 _CHUNK_BYTES = 8 * 1024 * 1024
 _CANNOT_IMPORT = 3
+_AGAIN = "run the stage again"
 """Exit status of trainer.data.dataset_check without megatron-core."""
 
 OnProgress = Callable[[int, int], None]
@@ -74,8 +75,8 @@ class PairReport:
     megatron_checked: bool = False
     documents_encoded: int = 0
     """Number of documents encoded again because the record does not cover the vocabulary's content."""
-    findings: list[str] = field(default_factory=list)
-    """Problems, each with the file and the place; empty if the pair is valid."""
+    findings: list[Problem] = field(default_factory=list)
+    """Empty if the pair is valid."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,48 +170,49 @@ def _verify_pair(prefix: Path, expected: Expected, advance: Callable[[int], None
             hashes[mask.path.name] = hash_file(mask.path, mask.add, advance)
             report.learned = mask.num_learned
             report.findings += mask.findings(report.tokens)
-    except (HpcgenError, OSError) as error:
-        report.findings.append(str(error))
+    except HpcgenError as error:
+        report.findings += error.mistakes
+        return report
+    except OSError as error:
+        report.findings.append(Problem("", str(error)))
         return report
     report.largest_id = scan.largest
     report.findings += scan.findings
     if expected.stale:
-        report.findings.append(f"{prefix}: {expected.stale}; run the stage again")
+        report.findings.append(problem_of(prefix, expected.stale, _AGAIN))
     if expected.record is None and expected.needs_record:
-        report.findings.append(
-            f"{prefix}: it has no record, because its task was killed or because another tool made it; "
-            "run the stage again"
-        )
+        reason = "it has no record, because its task was killed or because another tool made it"
+        report.findings.append(problem_of(prefix, reason, _AGAIN))
     if expected.record is not None:
         report.hashes_checked = True
         report.findings += _hash_findings(prefix, expected.record, hashes)
     return report
 
 
-def _hash_findings(prefix: Path, record: Record, hashes: Mapping[str, FileIdentity]) -> Iterator[str]:
+def _hash_findings(prefix: Path, record: Record, hashes: Mapping[str, FileIdentity]) -> Iterator[Problem]:
     directory, mask = prefix.parent, Path(loss_mask.mask_path(prefix))
     if record.has_masks and mask.name not in hashes:
-        yield f"{mask}: the loss mask of these chats is missing; run the stage again"
+        yield problem_of(mask, "the loss mask of these chats is missing", _AGAIN)
     if mask.name in hashes and not record.has_masks:
-        yield f"{mask}: a loss mask that the record does not know; remove it, or run the stage again"
+        yield problem_of(mask, "a loss mask that the record does not know", f"remove it, or {_AGAIN}")
     for output in record.outputs:
         found = hashes.get(Path(output.name).name)
         if found is not None:
             yield from difference(directory / found.name, output, found)
 
 
-def difference(path: Path, recorded: FileIdentity, found: FileIdentity) -> Iterator[str]:
+def difference(path: Path, recorded: FileIdentity, found: FileIdentity) -> Iterator[Problem]:
     """Yields the difference between a file and its record, if there is one."""
     if found.size != recorded.size:
-        yield f"{path}: the size is {found.size:,} bytes, but its record has {recorded.size:,}"
+        yield problem_of(path, f"the size is {found.size:,} bytes, but its record has {recorded.size:,}")
     elif found.sha256 != recorded.sha256:
-        yield f"{path}: the SHA-256 is {found.sha256}, but its record has {recorded.sha256}"
+        yield problem_of(path, f"the SHA-256 is {found.sha256}, but its record has {recorded.sha256}")
 
 
-def _unit_findings(directory: Path, record: Record) -> Iterator[str]:
+def _unit_findings(directory: Path, record: Record) -> Iterator[Problem]:
     """Checks what all pairs of a record share: the counts, and other files such as rejected lines."""
     if not record.counts.balanced:
-        yield f"{directory / pair_names(record)[0]}: its record does not account for every document"
+        yield problem_of(directory / pair_names(record)[0], "its record does not account for every document")
     for output in record.outputs:
         path = directory / Path(output.name).name
         if path.name.endswith((".bin", ".idx", loss_mask.SUFFIX)):
@@ -218,7 +220,7 @@ def _unit_findings(directory: Path, record: Record) -> Iterator[str]:
         try:
             yield from difference(path, output, hash_file(path, lambda chunk: None, lambda size: None))
         except OSError as error:
-            yield f"{path}: {error.strerror}"
+            yield problem_of(path, str(error.strerror))
     try:
         found = [read_counts(directory / name) for name in pair_names(record)]
     except HpcgenError:
@@ -231,7 +233,7 @@ def _unit_findings(directory: Path, record: Record) -> Iterator[str]:
         total = sum(getattr(counts, what) for counts in found)
         if total != recorded:
             names = ", ".join(pair_names(record))
-            yield f"{directory}: {names}: {total:,} {what}, but the record has {recorded:,}"
+            yield problem_of(directory, f"{names}: {total:,} {what}, but the record has {recorded:,}")
 
 
 def _read_by_megatron(pairs: Sequence[PairReport]) -> tuple[str | None, str]:
@@ -263,26 +265,28 @@ def _read_by_megatron(pairs: Sequence[PairReport]) -> tuple[str | None, str]:
             pair.findings += _megatron_findings(pair, found[prefix])
         else:
             last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            pair.findings.append(
-                f"{pair.prefix}: megatron-core's reader ended with status {done.returncode}: {last}"
-            )
+            reason = f"megatron-core's reader ended with status {done.returncode}: {last}"
+            pair.findings.append(problem_of(Path(pair.prefix), reason))
     return (str(lines[0]["megatron_core"]) if lines else None), ""
 
 
-def _megatron_findings(pair: PairReport, found: Mapping[str, Any]) -> Iterator[str]:
+def _megatron_findings(pair: PairReport, found: Mapping[str, Any]) -> Iterator[Problem]:
+    prefix = Path(pair.prefix)
     if "error" in found:
-        yield f"{pair.prefix}: megatron-core cannot read it: {found['error']}"
+        yield problem_of(prefix, f"megatron-core cannot read it: {found['error']}")
         return
     for what in ("documents", "sequences", "tokens", "dtype"):
         if found[what] != getattr(pair, what):
-            yield f"{pair.prefix}: megatron-core reads {what} = {found[what]}, hpcgen {getattr(pair, what)}"
+            reason = f"megatron-core reads {what} = {found[what]}, hpcgen {getattr(pair, what)}"
+            yield problem_of(prefix, reason)
     if pair.findings:
         return  # an invalid index or invalid ids make a comparison of documents meaningless
-    own = open_pair(Path(pair.prefix))
+    own = open_pair(prefix)
     for read in found["read"]:
         ids = own.document(read["document"]).astype("<i8")
         if (len(ids), hashlib.sha256(ids.tobytes()).hexdigest()) != (read["tokens"], read["sha256"]):
-            yield f"{pair.prefix}: megatron-core and hpcgen read different ids in document {read['document']:,}"
+            reason = f"megatron-core and hpcgen read different ids in document {read['document']:,}"
+            yield problem_of(prefix, reason)
             return
 
 

@@ -99,7 +99,7 @@ def learned(job: CorpusJob, name: str = "corpus-00000-of-00001") -> list[tuple[s
 def problems(prefix: Path, record: Record | None) -> list[str]:
     """What `verify` finds."""
     report = verify({prefix: Expected(record=record, eod_id=0)}, megatron=False)
-    return report.pairs[0].findings
+    return list(map(str, report.pairs[0].findings))
 
 
 def test_answers_and_the_tokens_that_end_them_are_learned(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_exports_carry_the_mask(tmp_path: Path) -> None:
     mask[0] = 1
     mask.tofile(mask_path(prefix))
     [finding] = verify_export(tmp_path / "out", workers=1).pairs[0].findings
-    assert "differs from the pair" in finding
+    assert "differs from the pair" in finding.reason
 
 
 def test_tokenizers_that_treat_the_beginning_of_a_text_differently(tmp_path: Path) -> None:

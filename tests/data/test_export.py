@@ -45,7 +45,9 @@ def rows_of(pair: Path, folder: Path, sequence_length: int | None = None) -> lis
 
 
 def findings(directory: Path) -> list[str]:
-    return [text for report in verify_export(directory, workers=1).pairs for text in report.findings]
+    return [
+        str(finding) for report in verify_export(directory, workers=1).pairs for finding in report.findings
+    ]
 
 
 def export(*arguments: Any) -> Any:

@@ -46,7 +46,7 @@ def record_of(*prefixes, **counts):
 def findings(prefix, *, megatron=False, **expected):
     """The findings about one pair, without its directory."""
     report = verify({prefix: Expected(**expected)}, workers=2, megatron=megatron)
-    return [finding.replace(f"{prefix.parent}/", "") for finding in report.pairs[0].findings]
+    return [str(finding).replace(f"{prefix.parent}/", "") for finding in report.pairs[0].findings]
 
 
 def patch(path, offset, data):
@@ -218,7 +218,9 @@ def test_records_that_do_not_cover_the_vocabulary_are_proven_by_encoding_again(t
             assert (report.findings, report.documents_encoded) == ([], 302)
         else:
             [finding] = report.findings
-            assert re.search(r"document \d+ was not encoded with GPT-2's vocabulary; remove the", finding)
+            assert re.search(
+                r"document \d+ was not encoded with GPT-2's vocabulary; remove the", str(finding)
+            )
 
 
 @pytest.mark.process
@@ -236,7 +238,7 @@ def test_megatron_core_reads_the_same(tmp_path, monkeypatch, stand_in):
     patch(idx_path(odd), 34, struct.pack("<i", 2))
     report = verify({prefix: Expected() for prefix in (right, parts, empty, torn, odd)}, workers=2)
     assert report.megatron_core
-    found = [[finding for finding in pair.findings if "megatron-core" in finding] for pair in report.pairs]
+    found = [[text for text in map(str, pair.findings) if "megatron-core" in text] for pair in report.pairs]
     assert report.pairs[0].findings == report.pairs[1].findings == []
     assert "cannot read it" in found[2][0]
     assert "cannot read it: AssertionError" in found[3][0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import sys
 import time
@@ -68,7 +67,8 @@ def command(
             )
         noun = "pair"
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(report), indent=1))
+        shown = [{**vars(pair), "findings": list(map(str, pair.findings))} for pair in report.pairs]
+        click.echo(json.dumps({**vars(report), "pairs": shown}, indent=1))
     else:
         for pair in report.pairs:
             _show(pair)
