@@ -45,7 +45,7 @@ class LedgerAttempt:
     """Steps that the next attempt repeated, or must repeat."""
     verdict: str
     status: int | None
-    """Exit status of the attempt's last step, or of its script if that step succeeded; None without a recorded end."""
+    """As in `JobAttempt`; None without a recorded end."""
     reason: str
 
 

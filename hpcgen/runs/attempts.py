@@ -49,7 +49,7 @@ class JobAttempt:
     verdict: Verdict | None = None
     """None without `ended`."""
     status: int | None = None
-    """Exit status of the last step, or of the batch script if that step succeeded or none ran."""
+    """Exit status of the work, or of the batch script if the work succeeded or did not begin."""
     reason: str = ""
     """The script's last message: why the attempt ended."""
     cause: str = ""

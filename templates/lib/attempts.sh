@@ -1,6 +1,5 @@
 # Attempts: one job at a time in a run directory, which requeues itself as long as the run makes progress (after > before).
-warned=0 # whether this attempt was asked to stop, by Slurm before the time limit or by a user (USR2)
-stop_file=''
+warned=0 stop_file='' # warned: this attempt was asked to stop, by Slurm before the time limit or by a user (USR2)
 # A program without program.stop goes on as if there had been no signal, so that its failures count.
 request_stop() {
     local answer='program.stop is not set, so the program goes on'
@@ -113,13 +112,13 @@ count_restarts() {
 # COMMAND...: runs it, and again if it crashes beyond what it had reached, since training here waits for no queue. After a
 # second crash at the same place, a requeue may find better nodes. With preflight, the next run is on good nodes only.
 run_until_good() {
-    local status reached=$before lost
+    local reached=$before lost
     while true; do
-        rc=0
+        rc=0 lost=''
         "$@" || rc=$?
         if ((rc == 0 || terminated || warned)) || [[ -e $run_dir/FAILED ]]; then return "$rc"; fi
-        status=$rc lost=''
-        if ! { keep_good_nodes && { [[ $lost ]] || may_start_again; }; }; then rc=$status; return "$rc"; fi
+        keep_good_nodes || return "$rc"
+        [[ $lost ]] || may_start_again || return "$rc"
         rendezvous || return
     done
 }
@@ -127,12 +126,12 @@ keep_good_nodes() { :; } # preflight.sh
 # Succeeds, and counts a restart, if the step made progress. A trainer that refuses to start ends with status 2.
 may_start_again() {
     local restarts here now; read_progress now; count_restarts
-    ((status != 2 && now > reached && restarts < max_restarts)) || return
+    ((rc != 2 && now > reached && restarts < max_restarts)) || return
     find_cause
     [[ ! $cause ]] || return
     reached=$now
     read_number here "$held/restarts_in_job"
     write_file "$held/restarts_in_job" <<<"$((here + 1))"
-    record restart_in_job status "$status" progress "$now"
-    say "the step ended with status $status after progress to $now: starting it again in this job (restart $((restarts + 1)) of at most $max_restarts)"
+    record restart_in_job status "$rc" progress "$now"
+    say "the step ended with status $rc after progress to $now: starting it again in this job (restart $((restarts + 1)) of at most $max_restarts)"
 }

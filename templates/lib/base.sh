@@ -1,15 +1,11 @@
 # Functions of every job: messages, signals, files, the run's directories and the environment.
-rc=0 terminated=0 requeued=0 # status of the last step; whether Slurm ends the job (SIGTERM); whether it starts again
+rc=0 terminated=0 requeued=0 # status of the job's work; whether Slurm ends the job (SIGTERM); whether it starts again
 last_said=''
 say() { last_said=$*; printf '%(%Y-%m-%dT%H:%M:%S%z)T hpcgen: %s\n' -1 "$*"; }
 die() { say "ERROR: $*" >&2; exit 1; }
-# What other libraries do at these moments:
-at_start() { :; }       # notify.sh
-at_exit() { :; }        # notify.sh
-before_requeue() { :; } # hooks.sh
-find_cause() { :; }     # attempts.sh
-guard_log() { :; }      # share.sh
-request_stop() { say "USR2: this stage goes on, since it saves nothing before its end"; } # attempts.sh
+# Libraries below replace these functions: share.sh, notify.sh, hooks.sh and attempts.sh.
+guard_log() { :; }; print_own() { cat -- "$1"; }; at_start() { :; }; at_exit() { :; }; before_requeue() { :; }; find_cause() { :; }
+request_stop() { say "USR2: this stage goes on, since it saves nothing before its end"; }
 set_traps() {
     trap 'interrupted=1 terminated=1; ((requeued)) || say "SIGTERM: canceled, preempted, out of time, or a node failed"' TERM
     trap 'interrupted=1; request_stop' USR2
@@ -24,6 +20,8 @@ run_step() {
     find_task_logs
     return "$rc"
 }
+# COMMAND...: likewise for a step that is not the job's work, whose status rc stays.
+run_aside() { local rc; run_step "$@"; }
 # COMMAND...: runs it until it succeeds, at most ten times.
 retry() { for _ in {1..10}; do "$@" && return; sleep 2; done; return 1; }
 # The tasks' own logs exist only if submitit starts the tasks. Their names are those of earlier attempts, too.
@@ -37,7 +35,6 @@ write_file() {
     local part=$1.$job.$RANDOM$RANDOM
     (trap '' TERM; install -T -m "$file_mode" -- /dev/stdin "$part" && sync -- "$part" && mv -fT -- "$part" "$1") || die "cannot write $1"
 }
-print_own() { cat -- "$1"; }
 # NAME FILE: sets the variable NAME to the integer in FILE, or to 0.
 read_number() {
     local text=''
@@ -49,6 +46,7 @@ read_number() {
 # restart count in their names.
 held='' job=$SLURM_JOB_ID job_log='' job_umask=077 run_dir_mode=700 job_dir_mode=700 file_mode=600 log_mode=600
 begin() {
+    local directory
     set_traps
     job_log=$run_dir/$stage-$job.log
     guard_log
@@ -64,7 +62,11 @@ begin() {
     make_job_directory
     # Slurm created the log with the submitting shell's umask.
     [[ ! $job_log ]] || chmod "$log_mode" -- "$job_log" || say "cannot change the mode of the log"
-    make_striped_directories
+    for directory in "${striped_directories[@]}"; do # Lustre spreads large files over several storage targets
+        [[ ! -d $directory ]] || continue # keeps its layout
+        mkdir -p -- "$directory" || die "cannot make $directory"
+        [[ -z ${stripe[*]} ]] || lfs setstripe "${stripe[@]}" "$directory" 2>/dev/null || say "$directory is not striped: it is not on Lustre, or lfs is missing"
+    done
     say "$run_name: $stage job $job, restart $restart, on $SLURM_JOB_NODELIST"
     record_start
     ((!submitted)) || { write_file "$held/begun" </dev/null; say "the tasks' own logs, once they run: $task_logs"; }
@@ -73,16 +75,6 @@ make_job_directory() {
     [[ -d $job_dir ]] || mkdir -m "$job_dir_mode" -- "$job_dir" || die "cannot make $job_dir"
     [[ -O $job_dir && ! -L $job_dir ]] || die "$job_dir was not made by this job: it is a link or belongs to someone else; remove it and submit again"
     held=$job_dir
-}
-# Lustre spreads large files over several storage targets. A directory keeps its layout.
-make_striped_directories() {
-    local directory
-    for directory in "${striped_directories[@]}"; do
-        [[ ! -d $directory ]] || continue
-        mkdir -p -- "$directory" || die "cannot make $directory"
-        [[ -z ${stripe[*]} ]] || lfs setstripe "${stripe[@]}" "$directory" 2>/dev/null ||
-            say "$directory is not striped: it is not on Lustre, or lfs is missing"
-    done
 }
 # Unsets the variables that match a pattern in leaks, unless Slurm or the plan set them. Prints only names, because values may be secret.
 drop_leaks() {

@@ -26,11 +26,9 @@ follow_checkpoints() {
 }
 # Looks once more, for the last checkpoint. Before a time limit, this is left to the job's next attempt.
 stop_evaluation_queue() {
-    local status=$rc
     kill "$queue_pid" 2>/dev/null
     ((terminated)) || wait "$queue_pid"
-    ((terminated || warned)) || run_step queue_last_evaluations
-    rc=$status
+    ((terminated || warned)) || run_aside queue_last_evaluations
 }
 queue_last_evaluations() { restore_environment queued_script; queue_evaluations; }
 queue_evaluations() {

@@ -1,6 +1,5 @@
 # Events: what happens to this job, one JSON object per line of events.jsonl in its directory. hpcgen status, logs and ledger read
 # them. Each attempt has one `start`, and an `end` unless it was killed.
-
 # NAME TEXT: sets NAME to TEXT without the values of secret variables, and without what redactions.sh removes.
 redactions=()
 redact() {
@@ -44,7 +43,7 @@ record_start() {
 set_verdict() {
     case ${2-$1} in 0) verdict_now='done' ;; 143) verdict_now=terminated ;; requeued | stopped) verdict_now=$2 ;; *) verdict_now=failed ;; esac
 }
-# STATUS [VERDICT]: adds the end of this attempt, with the status of its last step or, if that succeeded, of the script. The last
+# STATUS [VERDICT]: adds the end of this attempt, with the status of the work or, if that did not fail, of the script. The last
 # message is the reason. After a requeue, only its failure is another end: the last `end` of an attempt counts.
 record_end() {
     local reason=${last_said#ERROR: } verdict_now

@@ -238,9 +238,9 @@ ask_nodes() {
     read_functions
     rm -rf -- "$held/nodes-$restart"
     mkdir -m "$job_dir_mode" -- "$held/nodes-$restart" || die "cannot write $reports"
-    run_step check_on 300 "$@"
+    run_aside check_on 300 "$@"
     for node; do [[ -e $reports/$node-host.json ]] || silent+=("$node"); done
-    [[ -z ${silent[*]-} ]] || ((terminated)) || run_step check_each "${silent[@]}"
+    [[ -z ${silent[*]-} ]] || ((terminated)) || run_aside check_each "${silent[@]}"
 }
 
 # NAME: fails if Slurm has no such node. Slurm refuses an entire list because of a name that it no longer knows.

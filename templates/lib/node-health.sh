@@ -27,13 +27,12 @@ use_nodes() {
 # Writes the versions of each node's software and its time to $reports/NODE-facts, and the time before and after to clock. hpcgen
 # doctor compares them: nodes with other drivers or plugins than the rest can hang with them.
 collect_facts() {
-    local status=$rc list time
+    local list time
     list=$(join_by , "${job_nodes[@]}")
     read_time time; echo "$time" >"$held/nodes-$restart/clock"
-    run_step timeout --kill-after=10 180 srun --overlap --nodelist="$list" --nodes="${#job_nodes[@]}" --ntasks="${#job_nodes[@]}" \
+    run_aside timeout --kill-after=10 180 srun --overlap --nodelist="$list" --nodes="${#job_nodes[@]}" --ntasks="${#job_nodes[@]}" \
         --ntasks-per-node=1 --cpu-bind=none --export=ALL --kill-on-bad-exit=0 bash -p -c "$functions" node_facts "$reports"
     read_time time; echo "$time" >>"$held/nodes-$restart/clock"
-    rc=$status
 }
 # On a node, REPORTS: writes NODE-facts there, a NAME VALUE on each line.
 node_facts() {

@@ -8,10 +8,10 @@ choose_good_nodes() {
     say "running on ${step_nodes[*]}"
 }
 
-# After a crash with this status: sets lost to the bad nodes, and takes spare nodes in their place. Fails if the step cannot run
-# in this job.
+# After a crash: sets lost to the bad nodes, and takes spare nodes in their place. Fails if the step cannot run in this job.
 keep_good_nodes() {
-    say "the step ended with status $status: checking the nodes"
+    local rc=$rc # of the work, which the steps below do not change
+    say "the step ended with status $rc: checking the nodes"
     check_nodes
     lost=${bad[*]}
     ((!terminated)) || return

@@ -11,7 +11,8 @@ node_address() { local node; node=$(retry scontrol show node -o "$1"); sed -n 's
 rendezvous() {
     ((${#step_nodes[@]})) || list_nodes || return
     MASTER_ADDR=$(node_address "${step_nodes[0]}") || exit
-    [[ $MASTER_ADDR ]] || { MASTER_ADDR=${step_nodes[0]}; say "scontrol does not show node $MASTER_ADDR (above; PrivateData=nodes?): the ranks look up its name"; }
+    [[ $MASTER_ADDR ]] || say "scontrol does not show node ${step_nodes[0]} (above; PrivateData=nodes?): the ranks look up its name"
+    MASTER_ADDR=${MASTER_ADDR:-${step_nodes[0]}}
     [[ ! $MASTER_ADDR =~ ^(localhost|127\..*|::1)$ ]] || (($(num_hosts) == 1)) ||
         die "the address of ${step_nodes[0]} is $MASTER_ADDR, which several hosts cannot share; correct NodeAddr in slurm.conf"
     # Below the ephemeral range, and rarely the same for two jobs or steps on a node. If the port is taken, the ranks try

@@ -3,10 +3,12 @@ scratch=$scratch_root/hpcgen-${SLURM_CLUSTER_NAME:-slurm}-$SLURM_JOB_ID
 # Set only for the tasks: pyxis itself needs the real HOME.
 task_environment=("HOME=$scratch" "TMPDIR=$scratch/tmp" "XDG_CACHE_HOME=$scratch/cache" "HF_HOME=$scratch/huggingface")
 task_environment+=("TRITON_CACHE_DIR=$scratch/triton" "TORCHINDUCTOR_CACHE_DIR=$scratch/inductor")
-on_nodes=(--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpu-bind=none --export=ALL) # srun's options for one task on each node
+# srun's options for one task on each node
+on_nodes=(--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpu-bind=none --export=ALL)
 # SECONDS COMMAND...: runs the command once on every node.
 each_node() {
-    run_step timeout --kill-after=30 "$1" srun "${on_nodes[@]}" "${@:2}" || ((rc != 124 && rc != 137)) || say "ERROR: a node took longer than $1 s" >&2
+    run_step timeout --kill-after=30 "$1" srun "${on_nodes[@]}" "${@:2}"
+    ((rc != 124 && rc != 137)) || say "ERROR: a node took longer than $1 s" >&2
     return "$rc"
 }
 # The functions of this script as text: `bash -p -c "$functions" NAME ARGUMENT...` runs one of them on another node.
@@ -48,7 +50,6 @@ guard_scratch() {
     [[ ! -O $1 || -L $1 ]] || rm -rf -- "$1"
 }
 remove_scratch() {
-    local status=$rc
-    ((terminated)) || run_step timeout --kill-after=30 120 srun "${on_nodes[@]}" rm -rf -- "$scratch" || say "cannot remove $scratch on at least one node"
-    rc=$status
+    ((terminated)) || run_aside timeout --kill-after=30 120 srun "${on_nodes[@]}" rm -rf -- "$scratch" ||
+        say "cannot remove $scratch on at least one node"
 }

@@ -26,17 +26,21 @@ is_done() {
 # unpack the image once more. "started" distinguishes a missing trainer from a step that did not start.
 import_check=("${task[@]}" --versions)
 check_trainer() {
-    local status=$rc after; read_progress after
+    local status after; read_progress after
     if ((rc == 0 || num_rendezvous == 0 || terminated || warned || after > before)) || [[ -e $run_dir/FAILED ]]; then return; fi
-    if run_step import_trainer || ((terminated)); then :
-    elif ((rc != 124 && rc != 137)) && grep -qx started "$held/versions" && ! grep -q '^trainer ' "$held/versions"; then
+    run_aside import_trainer && return
+    status=$?
+    if ((terminated)); then return; fi
+    if ((status != 124 && status != 137)) && grep -qx started "$held/versions" && ! grep -q '^trainer ' "$held/versions"; then
         write_file "$run_dir/FAILED" <<<"${import_check[0]} cannot run the trainer (above): install it there${container[0]:+, in the image}, or set the cluster's code_dir (hpcgen install-code)"
     else
         say "WARNING: not every node could import the trainer (above)" >&2
     fi
-    rc=$status
 }
-import_trainer() { timeout --kill-after=30 1800 srun "${on_nodes[@]}" --kill-on-bad-exit=0 "${container[@]}" env "${task_environment[@]}" sh -c "echo started; exec \"\$@\"" sh "${import_check[@]}" >"$held/versions"; }
+import_trainer() {
+    timeout --kill-after=30 1800 srun "${on_nodes[@]}" --kill-on-bad-exit=0 "${container[@]}" env "${task_environment[@]}" \
+        sh -c "echo started; exec \"\$@\"" sh "${import_check[@]}" >"$held/versions"
+}
 conclude() {
     local after invalid="not requeued, since it would fail again"; read_progress after
     ((after <= before)) || rm -f -- "$held/stalled" # progress resets the count of failures

@@ -219,7 +219,7 @@ def test_a_step_that_fails_because_its_job_is_canceled_revives_nothing(
     run = program_run(tmp_path, {"command": ["sh", "-c", waits]})
     job_id = submit(slurm_cluster, run)
     wait_until((tmp_path / "begun").exists)
-    daemon = batch_daemon(job_id)
+    daemon = batch_daemon(slurm_cluster, job_id)
     os.kill(daemon, signal.SIGSTOP)
     try:
         slurm_cluster.run("scancel", job_id)
@@ -235,12 +235,16 @@ def test_a_step_that_fails_because_its_job_is_canceled_revives_nothing(
     assert "back into the queue" not in log
 
 
-def batch_daemon(job_id: str) -> int:
-    """The process ID of the slurmstepd that runs the job's batch script."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+def batch_daemon(cluster: SlurmCluster, job_id: str) -> int:
+    """The process ID of the slurmstepd that runs the job's batch script: another cluster may have this number, too."""
+    job = {f"SLURM_JOB_ID={job_id}", f"SLURM_CONF={cluster.env['SLURM_CONF']}"}
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if path.read_bytes().startswith(f"slurmstepd: [{job_id}.batch]".encode()):
-                return int(path.parent.name)
+            environ = (process / "environ").read_text(errors="replace").split("\0")
+            if "/slurm_script\0" in (process / "cmdline").read_text() and job <= set(environ):
+                [parent] = re.findall(r"^PPid:\t(\d+)$", (process / "status").read_text(), re.MULTILINE)
+                if Path(f"/proc/{parent}/comm").read_text() == "slurmstepd\n":
+                    return int(parent)
     raise LookupError(job_id)
 
 
