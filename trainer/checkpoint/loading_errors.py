@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from trainer.checkpoint import unpickling
 from trainer.contract.errors import Scope, TrainerError
 from trainer.distributed.groups import is_transport_error
 from trainer.faults import storage
-
-GPU_ERRORS = ("CUDA error", "CUDA driver error", "NCCL error")
-"""Texts that identify the plain RuntimeErrors of a GPU that failed."""
+from trainer.faults.machine_failures import is_gpu_failure, is_out_of_memory
 
 
 def raise_environment_fault(error: BaseException, path: Path) -> None:
@@ -27,7 +24,7 @@ def raise_environment_fault(error: BaseException, path: Path) -> None:
     refuse_code(error, path)
     causes = list(_causes(error))
     for cause in causes:
-        if isinstance(cause, MemoryError | torch.OutOfMemoryError) or _is_machine_failure(cause):
+        if is_out_of_memory(cause) or is_gpu_failure(cause) or _is_lost_connection(cause):
             raise cause
     for cause in causes:
         if isinstance(cause, OSError):
@@ -50,11 +47,8 @@ def scope_of(error: BaseException) -> Scope:
     return Scope.ALL_RANKS if isinstance(error, CheckpointException) else Scope.ONE_RANK
 
 
-def _is_machine_failure(error: BaseException) -> bool:
-    """True if a connection between ranks or a GPU failed."""
-    return isinstance(error, RuntimeError) and (
-        is_transport_error(error) or any(name in str(error) for name in GPU_ERRORS)
-    )
+def _is_lost_connection(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and is_transport_error(error)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -7,6 +7,7 @@ from trainer.contract.config import TrainerConfig
 from trainer.contract.trials import Memory
 from trainer.distributed import groups, one_rank
 from trainer.distributed.rendezvous import Ranks, select_gpu
+from trainer.faults.machine_failures import is_out_of_memory
 from trainer.metrics.console import Log
 from trainer.trials import steps
 
@@ -35,7 +36,7 @@ def measure(config: TrainerConfig, ranks: Ranks) -> dict[str, float | str | None
         trained = steps.train(config, process_groups, log, vocab_size, warmup=STEPS - 1, steps=1)
         found = {"microbatch_s": trained.times.compute_s / trained.num_microbatches}
     except (RuntimeError, MemoryError) as error:
-        if not steps.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         found = {"error": f"does not fit: {steps.asked_memory(error)}"}
     return {**found, **of_stage(steps.used_memory(config.device))}

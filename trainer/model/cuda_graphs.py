@@ -23,6 +23,8 @@ from megatron.core.utils import get_model_config
 
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import TrainerError
+from trainer.distributed.groups import this_rank
+from trainer.faults.machine_failures import is_out_of_memory
 from trainer.metrics.console import Log
 from trainer.step import TrainingState
 
@@ -115,10 +117,10 @@ class LayerGraphs:
             with _only_this_thread_recorded():
                 self._helper.create_cudagraphs()
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            if not _is_due_to_memory(error):
                 raise
             raise TrainerError(
-                f"rank {torch.distributed.get_rank()}: not enough memory to record layers as CUDA graphs ({error}). "
+                f"{this_rank()}: not enough memory to record layers as CUDA graphs ({error}). "
                 "Set training.cuda_graph_impl: none, lower training.micro_batch_size, or shard the model further"
             ) from error
         if gathers:
@@ -129,12 +131,10 @@ class LayerGraphs:
         gc.freeze()  # again as before the first step, since Core has unfrozen the objects
 
 
-def _is_out_of_memory(error: BaseException | None) -> bool:
+def _is_due_to_memory(error: BaseException | None) -> bool:
     """True if the error, or an error in its context, is a lack of GPU memory. Aborting a recording raises another
     error."""
-    return error is not None and (
-        isinstance(error, torch.OutOfMemoryError) or _is_out_of_memory(error.__context__)
-    )
+    return error is not None and (is_out_of_memory(error) or _is_due_to_memory(error.__context__))
 
 
 @contextlib.contextmanager

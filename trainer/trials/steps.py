@@ -26,9 +26,6 @@ from trainer.trials.samples import RandomSamples
 
 GIB = 2**30
 
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Texts of errors for missing memory that are not torch.OutOfMemoryError: of NCCL and CUDA, of a CPU, and of cuBLAS."""
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -50,7 +47,8 @@ def train(
 
     Raises:
         TrainerError: gradients overflow, or a loss is not finite.
-        torch.OutOfMemoryError: the training does not fit. For other errors, see `is_out_of_memory`.
+        torch.OutOfMemoryError: the training does not fit. For other errors, see
+            `trainer.faults.machine_failures`.
     """
     config = _without_ramp_up(config)
     warmup += 0 if config.training.cuda_graph_impl == "none" else WARMUP_STEPS
@@ -93,13 +91,6 @@ def _without_ramp_up(config: TrainerConfig) -> TrainerConfig:
     training = dataclasses.replace(config.training, rampup_batch_size=None, skip_loss_spikes=0)
     optimizer = dataclasses.replace(config.optimizer, initial_loss_scale=1.0, min_loss_scale=1.0)
     return dataclasses.replace(config, training=training, optimizer=optimizer)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """True if a device or this machine had too little memory."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
-    )
 
 
 def asked_memory(error: BaseException) -> str:

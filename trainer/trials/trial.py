@@ -20,6 +20,7 @@ from trainer.contract.trials import Memory, TrialResult
 from trainer.distributed import groups, rendezvous
 from trainer.distributed.slurm_job import job_id, node_name
 from trainer.faults import flight_records
+from trainer.faults.machine_failures import is_out_of_memory
 from trainer.faults.storage import at_rank_0
 from trainer.metrics.console import Log
 from trainer.metrics.timers import Times
@@ -100,7 +101,7 @@ def failure(error: Exception, config: TrainerConfig, name: str) -> TrialResult:
     """The result of a trial in which this rank failed."""
     ranks, node = rendezvous.find_ranks(os.environ), node_name()
     result = TrialResult(name=name, status="failed", job=job_id(), nodes=(node,), reason=f"{error}")
-    if steps.is_out_of_memory(error):
+    if is_out_of_memory(error):
         stage = ranks.rank * config.parallelism.pipeline_model_parallel_size // config.world_size
         where = f"rank {ranks.rank} of pipeline stage {stage} on {node}"
         memory = dataclasses.asdict(steps.used_memory(config.device))
