@@ -22,6 +22,7 @@ from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.files import private_file, publish, sync
 from hpcgen.text import counted, harmless
 from trainer.contract.files import loss_mask
+from trainer.contract.files.hashing import rest_sha256
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.system_calls import sync_path
 
@@ -356,7 +357,7 @@ def _is_unchanged(path: Path | str, recorded: FileIdentity) -> bool:
         if recorded.modified_ns is None or _same_time(status.st_mtime_ns, recorded.modified_ns):
             return True
         with open_regular(path, buffering=0) as file:
-            if _hash(file) != recorded.sha256:
+            if rest_sha256(file)[0] != recorded.sha256:
                 return False
             # By descriptor: the path may name another file by now. This fails in another user's corpus.
             with contextlib.suppress(OSError):
@@ -371,12 +372,4 @@ def _same_time(one: int, other: int) -> bool:
     return one == other or (one // _SECOND == other // _SECOND and 0 in (one % _SECOND, other % _SECOND))
 
 
-def _hash(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(_BLOCK_BYTES):
-        digest.update(block)
-    return digest.hexdigest()
-
-
 _SECOND = 1_000_000_000
-_BLOCK_BYTES = 4 << 20

@@ -25,6 +25,7 @@ from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file
 from hpcgen.text import counted
 from trainer.contract.files import loss_mask
+from trainer.contract.files.hashing import file_sha256
 from trainer.contract.files.regular_file import open_regular
 
 Format = Literal["parquet", "arrow"]
@@ -162,7 +163,7 @@ def write_shard(shard: Shard, report: Callable[[Step], None]) -> Record:
             configuration=shard.configuration,
             inputs=(
                 sources[0].finish(shard.sources[0]),
-                _checked(shard.sources[1], _sha256(shard.sources[1])),
+                _checked(shard.sources[1], file_sha256(Path(shard.sources[1].name))[0]),
                 *map(_Source.finish, sources[1:], shard.sources[_WITHOUT_MASK:]),
             ),
             outputs=(output.identity(),),
@@ -300,14 +301,6 @@ class _Source:
             self._hash.update(data)
             self._report(Step(bytes=len(data)))
         return _checked(wanted, self._hash.hexdigest())
-
-
-def _sha256(file: FileIdentity) -> str:
-    with open_regular(Path(file.name)) as content:
-        digest = hashlib.sha256()
-        while data := content.read(_CHUNK):
-            digest.update(data)
-    return digest.hexdigest()
 
 
 def _checked(wanted: FileIdentity, sha256: str) -> FileIdentity:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +13,8 @@ from hpcgen.data.listed_files import UNSPLIT, Listing, ManifestFile
 from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.text import few
+from trainer.contract.files.hashing import rest_sha256
 from trainer.contract.files.regular_file import open_regular
-
-_BLOCK = 1 << 20
-
 
 KEY = "data.corpus.source.directory"
 
@@ -92,11 +89,9 @@ def _walk(directory: str | Path, prefix: str, exclude: str, links: list[str]) ->
 def _with_hash(file: ManifestFile) -> ManifestFile:
     if file.path is None or file.sha256 is not None:
         return file
-    digest = hashlib.sha256()
     try:
         with open_regular(Path(file.path), buffering=0) as content:
-            while block := content.read(_BLOCK):
-                digest.update(block)
+            digest, _ = rest_sha256(content)
             status = os.fstat(content.fileno())
     except OSError as error:
         raise HpcgenError(f"cannot read {file.path}: {error.strerror}") from error
@@ -104,4 +99,4 @@ def _with_hash(file: ManifestFile) -> ManifestFile:
         raise HpcgenError(
             f"{file.path} changed while it was read", "plan again when no process writes to the corpus"
         )
-    return msgspec.structs.replace(file, sha256=digest.hexdigest())
+    return msgspec.structs.replace(file, sha256=digest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +18,12 @@ from hpcgen.data.stores.local import refuse_in_shared_corpus
 from hpcgen.data.unit import Input, Unit, made_input
 from hpcgen.data.urls import url_problem
 from hpcgen.errors import HpcgenError
+from trainer.contract.files.hashing import rest_sha256
 from trainer.contract.files.regular_file import open_regular
 
 if TYPE_CHECKING:
     from hpcgen.data.listed_files import ManifestFile
     from hpcgen.data.manifest import Manifest
-
-_BLOCK = 1 << 20
 
 
 class Download(DataStage):
@@ -135,17 +133,14 @@ def source_input(directory: Path, file: ManifestFile) -> Input:
 
 def _size_when_present(target: Path, wanted: Input, advance: Callable[[int], None]) -> int | None:
     """Size of the file at `target` if it has the size and the hash of `wanted`, otherwise None."""
-    digest, size = hashlib.sha256(), 0
     try:
         with open_regular(target, buffering=0) as file:
             if wanted.size not in (None, os.fstat(file.fileno()).st_size):
                 return None
-            while block := file.read(_BLOCK):
-                digest.update(block)
-                size += len(block)
+            digest, size = rest_sha256(file)
     except FileNotFoundError:
         return None
-    if digest.hexdigest() != wanted.sha256:
+    if digest != wanted.sha256:
         return None
     advance(size)
     return size

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from trainer.contract.files.regular_file import open_regular
 
@@ -27,12 +28,17 @@ def file_sha256(path: Path, on_bytes: Callable[[int], None] = lambda count: None
     Raises:
         OSError: the file cannot be read.
     """
-    digest, size = hashlib.sha256(), 0
     with open_regular(path, buffering=0) as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-            size += len(block)
-            on_bytes(len(block))
+        return rest_sha256(file, on_bytes)
+
+
+def rest_sha256(file: BinaryIO, on_bytes: Callable[[int], None] = lambda count: None) -> tuple[str, int]:
+    """SHA-256 of an open file from its position to its end, and the number of bytes. See `file_sha256`."""
+    digest, size = hashlib.sha256(), 0
+    while block := file.read(BLOCK):
+        digest.update(block)
+        size += len(block)
+        on_bytes(len(block))
     return digest.hexdigest(), size
 
 
