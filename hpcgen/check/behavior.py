@@ -134,7 +134,7 @@ def status_kept(both: Comparison) -> Iterator[Hit]:
         restores = re.fullmatch(r'rc="?\$\{?[A-Za-z_]\w*\}?"?', item.text)
         if (
             item.name == "rc"
-            and not item.is_local
+            and not item.is_local  # which would be another variable
             and not after_launch
             and not restores
             and both.shell_of(item) == "job"

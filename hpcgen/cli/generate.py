@@ -145,7 +145,7 @@ def command(
     for name in PASSED_ON:
         if options[name] is not None:
             arguments += [f"--{name.replace('_', '-')}", str(options[name])]
-    if run is not None and (chat or prompts is not None):
+    if run is not None and (chat or prompts is not None):  # lines of --prompts can be chats too
         arguments += _chat_options(run)
     arguments += [f"--stop={string}" for string in stop]
     if as_json or (prompts is not None and not sys.stdout.isatty()):

@@ -45,6 +45,7 @@ def correction(
         return f"write {window}, which includes the token itself"
     if path == "lora.target_modules" and isinstance(value, str) and (advice := advice_for_peft([value])):
         return advice
+    # --set 'path[0]=...' makes a mapping of indices
     if kind == "tuple_type" and isinstance(value, dict) and any(map(_INDEX.fullmatch, value)):
         return f"write the complete list, as in --set '{path}=[...]'"
     if kind == "tuple_type":

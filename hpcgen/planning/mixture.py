@@ -95,7 +95,7 @@ def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[R
     share = shares[0] / sum(shares)
     pairs = [pair for dataset in datasets if (pair := _read_sizes(dataset.prefix, share))]
     if len(pairs) < len(datasets):
-        return []
+        return []  # the shares of the pairs depend on the sizes of all
     identities: Sequence[Mapping[str, Any]] = [{"prefix": dataset.prefix} for dataset in datasets]
     iteration, consumed, earlier = 0, 0, Sampling()
     is_known = True

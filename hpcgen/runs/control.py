@@ -256,6 +256,7 @@ def follow_stop(run_dir: Path, job: str, asked: float) -> Iterator[Step]:
     while True:
         attempt = last_attempt(run_dir, job)
         events = attempt.events if attempt is not None else ()
+        # the clock of the node may be behind that of this machine
         if any(event["event"] == "stop" and event["time"] >= asked - CLOCKS_S for event in events):
             step = "taken"
         if attempt is not None and attempt.ended is not None and attempt.verdict != "requeued":
@@ -267,10 +268,10 @@ def follow_stop(run_dir: Path, job: str, asked: float) -> Iterator[Step]:
         time.sleep(POLL_S)
         if job.startswith(LOCAL):
             is_gone = attempt is None or not _runs_here(attempt, run_dir)
-            if is_gone and last_attempt(run_dir, job) == attempt:
+            if is_gone and last_attempt(run_dir, job) == attempt:  # it has not written its end meanwhile
                 yield "lost"
                 return
-        elif time.time() > looked + SLURM_S:
+        elif time.time() > looked + SLURM_S:  # each question costs the controller
             looked = time.time()
             queue = ask_queue([os.geteuid()])
             found = queue.find(job)

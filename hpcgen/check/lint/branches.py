@@ -52,15 +52,17 @@ def _union(before: Variable | None, values: Sequence[Variable | None]) -> Variab
     present = [value for value in values if value is not None]
     assumed = any(value.assumed for value in present)
     lists = [value.items for value in present if value.items is not None]
-    if len(lists) == len(values):
+    if len(lists) == len(values):  # an array in every branch
         return Variable(items=tuple(_united(lists)), assumed=assumed)
     texts = [_text(value) for value in present]
+    # without options, a rule can only doubt the value: any branch may win, so the last one stands for all
     if not any(re.search(r"(^|\s)--?[A-Za-z]", text) for text in texts):
         known = {text for value, text in zip(present, texts, strict=True) if text and _is_known(value)}
         return _exclusive(weak(present[-1]), len(known) > 1)
     base = "" if before is None else _text(before)
     own = {text.replace(base, "", 1).strip() for text in texts} - {""}
     pieces: list[Piece] = []
+    # ARGS="$ARGS --more" in every branch: what the variable had before stays certain
     if base.strip() and len(present) == len(values) and all(base in text for text in texts):
         assert before is not None
         starts = [text.index(base) for text in texts]

@@ -88,10 +88,12 @@ def _why(command: Command, job: Job, own: tuple[Command, ...], stage: str, *, is
         return _TRAP if texts[1:] and texts[1] not in ("", "-", "-l", "-p") else ""
     if name == "sbatch":
         return _SUBMITS
+    # it only reads or prints; a launch does so too if its program is such a command
     if not is_launch and _is_quiet(command, texts, own):
         return ""
     if command.function and not any(command.function == found.function for found in own):
         return ""  # the call of the function is listed
+    # in a function, the line does not tell when a command runs
     if command.outer is None and not command.function and command.line > max(found.end for found in own):
         return _AFTER
     return _IN_TEXT if is_in_text and stage == "run" else _FOR_ONE_PROGRAM if name else ""

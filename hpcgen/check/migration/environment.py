@@ -130,10 +130,12 @@ def _settings(job: Job, launch: Launch, carried: Carried, *, has_prefix: bool) -
         ends = [command for command in unset if _ends(command, assignment)]
         if any(not command.conditional for command in ends):
             continue  # it is unset again before the program starts
+        # in a function, or in text that another shell runs, the line does not tell the order
         if assignment.outer is None and not assignment.function and assignment.line > end:
             carried.leave(assignment.line, assignment.name, "it is set after the program, for something else")
         else:
             outer = None if assignment.outer is None else job.script.commands[assignment.outer]
+            # if the step itself is conditional, so is everything in its text
             is_conditional = bool(ends) or (assignment.conditional and not (outer and outer.conditional))
             yield _of_assignment(assignment, is_conditional=is_conditional)
     for directive in job.script.directives:
@@ -156,7 +158,7 @@ def _settings(job: Job, launch: Launch, carried: Carried, *, has_prefix: bool) -
     for word in itertools.chain(*shell_prefixes(job, launch)):
         yield from _of_word(word)
     for word in launch_prefix(launch)[0]:
-        if not has_prefix or is_secret(word.text):
+        if not has_prefix or is_secret(word.text):  # no file may keep a secret
             yield from _of_word(word)
 
 

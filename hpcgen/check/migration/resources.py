@@ -108,6 +108,7 @@ def claim_usual_options(job: Job, launch: Launch, carried: Carried, layout: Layo
             continue
         if layout.agrees(directive.name, text):
             carried.claim(directive)
+        # (?!) matches nothing
         elif directive.name != "job-name" and re.fullmatch(OWN.get(directive.name, "(?!)"), text):
             carried.claim(directive)
             carried.own.append(text_of(directive))
@@ -143,6 +144,7 @@ def carry_directives(
     if time := options.get("time"):
         # sbatch reads a plain number as minutes
         minutes = f"{time}:00" if re.fullmatch(r"\d{1,6}", time) else time
+        # Slurm takes more forms of a time than a run file, such as 1-0
         limit = minutes if _fits(TimeLimit, minutes) else slurm_time(job.time_limit_s or 0)
         if _fits(TimeLimit, limit) and seconds(limit):
             carried.put("slurm.defaults.time", limit)
@@ -184,7 +186,7 @@ def carry_directives(
         elif _can_be_extra(directive.name) and _fits(Directive, text):
             extra[directive.name] = text  # the last one wins, as in sbatch
         elif directive.name != "time":
-            continue
+            continue  # leftover.py reports what nothing claims
         carried.claim(directive)
     if extra:
         carried.put("slurm.defaults.extra_directives", list(extra.values()))
@@ -262,6 +264,7 @@ def carry_container(job: Job, launch: Launch, carried: Carried, cluster: Cluster
     ]
     step = launch.step
     has_pyxis = step is not None and step.has_container
+    # of several containers, each inside another, it is not known which has the paths
     call = read_call(prefixes[0]) if len(prefixes) == 1 and not has_pyxis else None
     for prefix in prefixes:
         carried.claim(prefix[0])
@@ -278,6 +281,7 @@ def carry_container(job: Job, launch: Launch, carried: Carried, cluster: Cluster
         _mounts([("--bind", value.line, value) for value in call.binds()], carried, shown)
         return
     if step is None or not step.has_container:
+        # the profile's runtime would start a container that the script does not have
         if cluster.container.runtime not in (None, "none"):
             carried.put("container.runtime", "none")
         return

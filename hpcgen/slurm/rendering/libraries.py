@@ -57,7 +57,7 @@ def _names(stage: StagePlan, hooks: bool, share: Share, has_rule: bool) -> Itera
         yield "share"
     if stage.modules:
         yield "modules"
-    if hooks or "notify_command" in stage.values:
+    if hooks or "notify_command" in stage.values:  # both run the user's commands, with a time limit
         yield "bounded"
     if hooks:
         yield "hooks"
@@ -88,6 +88,7 @@ def _names(stage: StagePlan, hooks: bool, share: Share, has_rule: bool) -> Itera
         yield "chain"
     if "evaluation_every" in stage.values:
         yield "due-checkpoints"
+    # stages with the same frame have the same work, which its library does
     yield stage.name if stage.kind.frame == "base" else stage.kind.frame
     if stage.queued is not None:
         yield f"{stage.queued.name}-queue"

@@ -147,6 +147,7 @@ def requeue_overwrites(job: Job) -> Iterator[Hit]:
             deletes = command.name == "rm" and any(
                 re.match(r"-\w*[rR]", word.text) for word in command.words[1:2]
             )
+            # a condition is usually that of the first start
             if deletes and not command.conditional and not command.function and command.line < launch.line:
                 for word in command.words[2:]:
                     if word.text.rstrip("/") in {text.rstrip("/") for text in own}:

@@ -48,15 +48,16 @@ def wait_without_status(job: Job) -> Iterator[Hit]:
         return
     background = {id(step.command) for step in job.steps if step.background}
     if any(not (command.background or id(command) in background) or command.function for command in job.work):
-        return
+        return  # the status of work in the foreground may be checked
     commands = [command for command in job.script.commands if command.outer is None]
     waits = [command for command in commands if command.name == "wait"]
     traps = [command for command in commands if command.name == "trap"]
+    # wait PID and wait -n return the status of a process, and a trap may look at it
     if len(waits) != 1 or traps or [word.text for word in waits[0].words] != ["wait"]:
         return
     wait = waits[0]
     if wait.function or wait.conditional or wait.in_loop or wait.line < job.work[-1].line:
-        return
+        return  # it may not run, or more work follows
     later = [command for command in commands if command.line > wait.line and not command.function]
     if all(command.name in ("echo", "printf", "date") or _exits_with_last(command) for command in later):
         yield Hit.at(

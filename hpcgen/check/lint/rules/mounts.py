@@ -242,13 +242,13 @@ def _paths_of_host(job: Job) -> Iterator[Hit]:
     """Arguments that are in the source of a mount, but in no target."""
     for step in job.steps:
         if not step.option("container-image") or step.is_open or not step.option("container-mounts"):
-            continue
+            continue  # the site's configuration of enroot may mount what it needs
         mounts = [mount for option in step.all("container-mounts")[-1:] for mount in mounts_of(option.text)]
         sources = {
             mount.source.rstrip("/"): mount.target
             for mount in mounts
             if re.match(r"/\w", mount.source)
-            and not _SYSTEM_DIRECTORIES.match(mount.source)
+            and not _SYSTEM_DIRECTORIES.match(mount.source)  # images have these themselves
             and "$" not in mount.source
         }
         launches = [launch for launch in job.launches if launch.step and launch.step.command is step.command]

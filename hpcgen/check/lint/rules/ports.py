@@ -133,9 +133,9 @@ def port_of_each_task(job: Job) -> Iterator[Hit]:
     if not any(re.search(r"scontrol|NODELIST", item.value.source) for item in meets if item.value):
         return  # each task may be a separate world
     if any(item.name == "RANDOM" for item in job.script.assignments):
-        return
+        return  # with the same seed, tasks draw the same number
     if any(launch.option("standalone") for launch in job.launches):
-        return
+        return  # torchrun does not read MASTER_PORT
     inside = {name for step in job.steps if job.has_many_tasks(step) for name in _called_in(job, step)}
     steps = [step.command for step in job.steps if job.has_many_tasks(step) and _is_literal(step)]
     for item in job.script.assignments:

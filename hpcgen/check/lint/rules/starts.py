@@ -55,7 +55,7 @@ def function_in_step(job: Job) -> Iterator[Hit]:
                 f"export -f {program.text}, and srun bash -c {program.text}",
             )
     if "allexport" in job.script.shell_options:
-        return
+        return  # set -a exports functions too
     handed_on = {
         word.text
         for command in job.script.commands
