@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcgen.cli.options import strict_option
 from hpcgen.errors import FilePlace, HpcgenError
 from hpcgen.text import counted, harmless, printable
 
@@ -82,6 +83,7 @@ def _explain(context: click.Context, parameter: click.Parameter, id: str | None)
     help="Slurm version of the cluster, such as 22.05. Without it, findings that depend on the version are notes.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list.")
+@strict_option
 @click.option(
     "--rules", is_flag=True, is_eager=True, expose_value=False, callback=_print_rules, help="List all rules."
 )
@@ -100,9 +102,11 @@ def command(
     ignore: tuple[str, ...],
     slurm_version: str | None,
     as_json: bool,
+    strict: bool,
 ) -> None:
     """Use - as SCRIPT for standard input. Exits with status 1 if there is an error or a warning, and with 0 if there
-    are only notes. A bug in hpcgen is reported with its traceback after the findings, and also means status 1.
+    are only notes, without --strict. A bug in hpcgen is reported with its traceback after the findings, and also means
+    status 1.
     """
     from hpcgen.check.lint import check, syntax
 
@@ -131,7 +135,7 @@ def command(
     _summarize(findings, len(scripts))
     for message in bugs.values():
         click.echo(message, err=True)
-    if bugs or any(finding.severity != "note" for finding in findings):
+    if bugs or any(strict or finding.severity != "note" for finding in findings):
         sys.exit(1)
 
 

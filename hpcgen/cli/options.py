@@ -52,6 +52,9 @@ def stage_list(stages: Iterable[str] = STAGE_ROWS) -> str:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+strict_option = click.option(
+    "--strict", is_flag=True, help="Fail if there is anything to report. For continuous integration."
+)
 
 
 def _check_assignments(

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from hpcgen import api
-from hpcgen.cli.options import StageChoice, run_options, stage_list, warn
+from hpcgen.cli.options import StageChoice, run_options, stage_list, strict_option, warn
 from hpcgen.errors import FilePlace, HpcgenError, Problem
+from hpcgen.text import counted
 
 
 @click.command("validate", epilog=stage_list())
@@ -23,10 +24,20 @@ from hpcgen.errors import FilePlace, HpcgenError, Problem
     is_flag=True,
     help="Also compare file systems for the checkpoints of a training run.",
 )
+@strict_option
 def command(
-    stages: tuple[str, ...], config: Path, overrides: tuple[str, ...], as_json: bool, with_storage: bool
+    stages: tuple[str, ...],
+    config: Path,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    with_storage: bool,
+    strict: bool,
 ) -> None:
-    """Default for STAGE: train, run for a run file with a program, or prepare for a run file with only a corpus."""
+    """Default for STAGE: train, run for a run file with a program, or prepare for a run file with only a corpus.
+
+    Exits with status 2 if there are mistakes, with --strict also after warnings, but
+    not after those about files that only the cluster has.
+    """
     from hpcgen.run_plan import storage_summary, summary
     from hpcgen.slurm.corpus import check_pairs
 
@@ -45,12 +56,15 @@ def command(
     found = summary.summarize(plan)
     if as_json:
         click.echo(json.dumps({**found, "mistakes": []}, indent=1))
-        return
-    warn(found["warnings"])
-    for heading, text in summary.for_people(found):
-        click.echo(f"{heading:<15}  {text}")
-    if with_storage:
-        click.echo("\n" + "\n".join(storage_summary.table_for_people(found)))
+    else:
+        warn(found["warnings"])
+        for heading, text in summary.for_people(found):
+            click.echo(f"{heading:<15}  {text}")
+        if with_storage:
+            click.echo("\n" + "\n".join(storage_summary.table_for_people(found)))
+    refused = [warning for warning in found["warnings"] if warning not in plan.unchecked]
+    if strict and refused:
+        raise HpcgenError(f"--strict refuses {counted(len(refused), 'warning')}")
 
 
 def _in_json(mistake: Problem) -> dict[str, Any]:

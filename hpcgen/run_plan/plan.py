@@ -63,6 +63,8 @@ class Plan:
     """The trainer's resolved configuration; None if no planned stage reads it."""
     layout: Layout | None
     warnings: tuple[str, ...]
+    unchecked: tuple[str, ...] = ()
+    """The warnings about files that only the cluster has. They do not show a mistake."""
 
     @property
     def training(self) -> StagePlan | None:
@@ -117,6 +119,7 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Exists = os.path.exi
         warnings += trained_texts(config, trainer, exists)
     for stage in ordered:
         warnings += stage.warnings(run, config, trainer)
+    unchecked = (*map(str, unsure), *_unchecked_pairs(config, planned, exists))
     return Plan(
         run=run,
         config=config,
@@ -126,9 +129,9 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Exists = os.path.exi
         warnings=(
             # several stages may warn about the same setting
             *(str(located_in(run, problem)) for problem in dict.fromkeys(warnings)),
-            *map(str, unsure),
-            *_unchecked_pairs(config, planned, exists),
+            *unchecked,
         ),
+        unchecked=unchecked,
     )
 
 

@@ -31,6 +31,19 @@ def test_it_prints_a_summary_of_the_run(workplace, run_file):
     assert listing(workplace) == before
 
 
+def test_strict_refuses_warnings_but_not_what_only_the_cluster_can_tell(workplace, run_file):
+    write_yaml(workplace / "site.yaml", {"extends": "azure-ndv5", "storage_write_gb_s": 70.0})
+    strict = ("-c", run_file, "--strict", "--set", "cluster=./site.yaml")
+    found = hpcgen("validate", *strict)
+    assert "was not checked, because this machine has no" in found.stderr
+    assert found.status == 0
+    for options in ((), ("--json",)):
+        found = hpcgen("validate", *strict, "--set", "parallelism.tensor_model_parallel_size=16", *options)
+        assert found.status == 2
+        assert "layout" in found.stdout
+        assert re.fullmatch(r"--strict refuses \d warnings?", found.stderr.splitlines()[-1])
+
+
 def test_json_is_one_document(run_file):
     found = json.loads(hpcgen("validate", "-c", run_file, "--json").stdout)
     assert found["name"] == "big"

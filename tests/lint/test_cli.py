@@ -46,6 +46,12 @@ def test_only_notes_exit_with_0(script) -> None:
     assert found.stderr == "1 note\n"
 
 
+def test_strict_fails_for_notes_alone(script) -> None:
+    path = script(edited((("    --exit-signal-handler\n", ""),)))
+    assert hpcgen("lint", path, "--strict").status == 1
+    assert hpcgen("lint", script(edited(())), "--strict").status == 0
+
+
 def test_several_scripts_and_standard_input(script, monkeypatch) -> None:
     text = edited((("    --lr-decay-iters 140000\n", "    --lr-decay-iters 430000\n"),))
     stream = types.SimpleNamespace(buffer=io.BytesIO(text.encode()))
