@@ -21,7 +21,7 @@ from hpcgen.topology import nccl_xml, svg, text
 from hpcgen.topology import sysfs as live
 from hpcgen.topology.compare import differences
 from hpcgen.topology.layout import nics_of_gpus, nvlink_words, pcie
-from hpcgen.topology.node import expected
+from hpcgen.topology.node import expected, unstated
 
 if TYPE_CHECKING:
     from hpcgen.config.node_type import AllReduceThreshold, Nic, NodeType, Processor, Variable
@@ -256,8 +256,8 @@ def _shows_lines() -> bool:
 def verify(ctx: click.Context, name: str, xml_file: Path | None, sysfs: Path | None, as_json: bool) -> None:
     """Compare a topology file or a live node with node type NAME.
 
-    Facts that are missing from the file or the node are not compared: virtual machines hide PCI bridges and often
-    NUMA nodes. Exits with status 1 if there are differences.
+    Facts that are missing from the node type, the file or the node are not compared: virtual machines hide PCI bridges
+    and often NUMA nodes. Exits with status 1 if there are differences.
     """
     if xml_file is not None and sysfs is not None:
         raise click.UsageError("--xml and --sysfs cannot be used together")
@@ -265,6 +265,8 @@ def verify(ctx: click.Context, name: str, xml_file: Path | None, sysfs: Path | N
     wanted = expected(name, node_type, nics_have_names=xml_file is None)
     source, found = _found(node_type, xml_file, sysfs)
     different = differences(wanted, found)
+    if missing := unstated(node_type, nics_have_names=xml_file is None):
+        click.echo(f"not compared, because {name} does not state it: {', '.join(missing)}", err=True)
     if as_json:
         click.echo(json.dumps([vars(difference) for difference in different], indent=1))
     for difference in () if as_json else different:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hpcgen.config import cpus
-from hpcgen.topology.node import Device, Kind, Topology
+from hpcgen.topology.node import Device, Kind, Topology, Unlisted
 
 PRESENCE, PRESENT, ABSENT = "presence", "present", "absent"
 """Attribute and its two values for a device that only one side has."""
@@ -39,6 +39,12 @@ def differences(expected: Topology, found: Topology) -> tuple[Difference, ...]:
 
 
 def _numa_differences(expected: Topology, found: Topology) -> Iterator[Difference]:
+    if not expected.numa_nodes:
+        masks = [numa.cpus for numa in found.numa_nodes if numa.cpus is not None]
+        number = sum(mask.bit_count() for mask in masks)
+        if expected.num_cpus is not None and number and number != expected.num_cpus:
+            yield Difference("CPUs", "number", str(expected.num_cpus), str(number))
+        return
     there = {numa.number: numa for numa in found.numa_nodes}
     for numa in expected.numa_nodes:
         name = f"NUMA node {numa.number}"
@@ -53,6 +59,11 @@ def _numa_differences(expected: Topology, found: Topology) -> Iterator[Differenc
 
 def _device_differences(kind: Kind, expected: Topology, found: Topology) -> Iterator[Difference]:
     there = list(found.of_kind(kind))
+    of_kind = [each for each in expected.unlisted if each.common.kind == kind]
+    if of_kind or not expected.of_kind(kind):
+        for unlisted in of_kind:
+            yield from _unlisted_differences(unlisted, there)
+        return
     for index, device in enumerate(expected.of_kind(kind)):
         address = f" ({device.bus_id})" if device.bus_id else ""
         name = f"{kind} {device.name or index}{address}"
@@ -64,6 +75,15 @@ def _device_differences(kind: Kind, expected: Topology, found: Topology) -> Iter
             yield Difference(name, PRESENCE, PRESENT, ABSENT)
     for other in sorted(there, key=lambda device: device.bus_id or ""):
         yield Difference(f"{kind} {other.bus_id}", PRESENCE, ABSENT, PRESENT)
+
+
+def _unlisted_differences(expected: Unlisted, found: Sequence[Device]) -> Iterator[Difference]:
+    kind = expected.common.kind
+    # further NICs can be those of the management network
+    if len(found) < expected.number or (kind == "GPU" and len(found) > expected.number):
+        yield Difference(f"{kind}s", "number", str(expected.number), str(len(found)))
+    for device in found:
+        yield from _compare(f"{kind} {device.bus_id}", DEVICE_ATTRIBUTES, expected.common, device)
 
 
 def _is_same(expected: Device, found: Device) -> bool:

@@ -52,11 +52,24 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unlisted:
+    """Devices of a kind that a node type does not list, or that the other side cannot tell apart."""
+
+    number: int
+    common: Device
+    """Attributes that all of them have."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Topology:
     """NUMA nodes sorted by number, and devices."""
 
     numa_nodes: tuple[NumaNode, ...]
     devices: tuple[Device, ...]
+    unlisted: tuple[Unlisted, ...] = ()
+    """Kinds without devices in the list, of a node type."""
+    num_cpus: int | None = None
+    """Number of CPUs, of a node type without NUMA nodes."""
 
     def of_kind(self, kind: Kind) -> tuple[Device, ...]:
         """All GPUs or all NICs."""
@@ -88,16 +101,13 @@ def nics_without(node_type: NodeType, key: str) -> list[str]:
 
 
 def expected(name: str, node_type: NodeType, *, nics_have_names: bool = True) -> Topology:
-    """Topology that a node of this type must have. Facts that it does not state are None.
+    """Topology that a node of this type must have. Facts that it does not state are None; see `unstated`.
 
     `nics_have_names` is False for a comparison with a topology file, which does not name NICs.
 
     Raises:
-        HpcgenError: the node type lists no GPUs or no NUMA nodes, or NICs can be found neither by address nor by name.
+        HpcgenError: the node type states nothing that could differ.
     """
-    require(name, node_type, "a comparison", "gpus", "numa_nodes")
-    if not nics_have_names and (unplaced := nics_without(node_type, "bus_id")):
-        lack(name, "a comparison with a topology file", unplaced)
     processor, link = node_type.processor, node_type.pci_link
     cpu: dict[str, Any] = dataclasses.asdict(processor) if processor else {}
     if processor and processor.is_arm:
@@ -115,6 +125,22 @@ def expected(name: str, node_type: NodeType, *, nics_have_names: bool = True) ->
         bridge = {"bridge_speed_gt_s": link.speed_gt_s, "bridge_width": link.width} if device.bridge else {}
         return {**place, **own, **bridge}
 
+    lists_nics = nics_have_names or not nics_without(node_type, "bus_id")
+    number = node_type.nics_per_node or len(node_type.nics) or None
+    common: dict[str, Any] = (
+        {"link_speed_gt_s": link.speed_gt_s, "link_width": link.width} if link is not None else {}
+    )
+    kinds: tuple[tuple[Kind, int | None, bool], ...] = (
+        ("GPU", node_type.gpus_per_node, bool(node_type.gpus)),
+        ("NIC", number, bool(node_type.nics) and lists_nics),
+    )
+    unlisted = [
+        Unlisted(number=number, common=Device(kind=kind, bus_id=None, **common))
+        for kind, number, is_listed in kinds
+        if not is_listed and number is not None
+    ]
+    if not (node_type.gpus_per_node or number or numa_nodes or node_type.cpus_per_node):
+        lack(name, "a comparison", ["gpus", "nics", "cpus_per_node"])
     gpus = [Device(kind="GPU", **pci(gpu)) for gpu in node_type.gpus]
     nics = [
         Device(
@@ -126,8 +152,22 @@ def expected(name: str, node_type: NodeType, *, nics_have_names: bool = True) ->
             state="ACTIVE",
         )
         for nic in node_type.nics
+        if lists_nics
     ]
-    return Topology(numa_nodes=tuple(numa_nodes), devices=(*gpus, *nics))
+    return Topology(
+        numa_nodes=tuple(numa_nodes),
+        devices=(*gpus, *nics),
+        unlisted=tuple(unlisted),
+        num_cpus=None if numa_nodes else node_type.cpus_per_node,
+    )
+
+
+def unstated(node_type: NodeType, *, nics_have_names: bool = True) -> list[str]:
+    """Keys of a node type whose facts a comparison lacks, so that it says nothing about them."""
+    keys = [key for key in ("gpus", "numa_nodes", "pci_link") if not getattr(node_type, key)]
+    if not node_type.nics:
+        return [*keys, *([] if node_type.nics_per_node else ["nics_per_node"]), "nics"]
+    return keys + ([] if nics_have_names else nics_without(node_type, "bus_id"))
 
 
 def _gpus_below(node_type: NodeType, bridge: str | None) -> tuple[str, ...] | None:

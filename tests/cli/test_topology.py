@@ -101,6 +101,16 @@ def test_verify_names_what_differs_with_status_1(tmp_path):
     }
 
 
+def test_verify_says_what_the_type_does_not_state(tmp_path):
+    sysfs = write_sysfs(tmp_path / "sys", shipped_node_type("ndv5"))
+    ended = hpcgen("topology", "verify", "h100-sxm", "--sysfs", sysfs)
+    assert (ended.status, ended.stdout) == (0, f"{sysfs} matches h100-sxm: 2 NUMA nodes, 8 GPUs, 8 NICs\n")
+    what = "gpus, numa_nodes, pci_link, nics_per_node, nics"
+    assert ended.stderr == f"not compared, because h100-sxm does not state it: {what}\n"
+    ended = hpcgen("topology", "verify", "gb200-nvl72", "--sysfs", sysfs)
+    assert (ended.status, ended.stdout) == (1, "GPUs: number: expected 4, found 8\n")
+
+
 def test_verify_a_live_node(tmp_path):
     sysfs = write_sysfs(tmp_path / "sys", shipped_node_type("ndv5"))
     ended = hpcgen("topology", "verify", "ndv5", "--sysfs", sysfs)
@@ -117,7 +127,10 @@ def test_verify_a_live_node(tmp_path):
         (["verify", "ndv5", "--xml", "nothing.xml"], "nothing.xml: no such file"),
         (["verify", "ndv5", "--sysfs", "nothing"], "nothing/bus/pci/devices: no such directory"),
         (["verify", "ndv5", "--xml", "a", "--sysfs", "b"], "cannot be used together"),
-        (["verify", "cpu"], "node type cpu does not state gpus, numa_nodes, which a comparison needs"),
+        (
+            ["verify", "cpu"],
+            "node type cpu does not state gpus, nics, cpus_per_node, which a comparison needs",
+        ),
         (
             ["xml", "cpu"],
             "node type cpu does not state gpus, numa_nodes, pci_link, processor, which the topology file",

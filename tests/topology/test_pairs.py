@@ -8,10 +8,10 @@ import pytest
 
 from hpcgen.config.node_type import Gpu, Nic, NodeType, NumaNode, PciLink, Processor
 from hpcgen.errors import HpcgenError
-from hpcgen.topology import nccl_xml, svg, text
+from hpcgen.topology import markup, nccl_xml, svg, text
 from hpcgen.topology.compare import differences
 from hpcgen.topology.layout import nics_of_gpus
-from hpcgen.topology.node import expected
+from hpcgen.topology.node import expected, unstated
 from hpcgen.topology.sysfs import read
 from tests.topology.nodes import shipped_node_type, write_sysfs
 
@@ -113,7 +113,33 @@ def test_a_nic_without_an_address_is_compared_by_its_name(tmp_path):
     ]
     absent = replace(plain, nics=(*plain.nics, Nic(name="mlx5_ib8", rate_gbit_s=400)))
     assert [str(found) for found in differences(expected("x", absent), sysfs)] == ["NIC mlx5_ib8: missing"]
-    with pytest.raises(
-        HpcgenError, match=r"does not state nics\[\]\.bus_id \(mlx5_ib0, .* and 5 more\), which"
-    ):
-        expected("x", plain, nics_have_names=False)
+    file = nccl_xml.topology(markup.parse(nccl_xml.write("x", node_type).encode(), "x.xml"), "x.xml")
+    assert differences(expected("x", plain, nics_have_names=False), file) == ()
+    assert unstated(plain, nics_have_names=False) == [
+        "nics[].bus_id (mlx5_ib0, mlx5_ib1, mlx5_ib2 and 5 more)"
+    ]
+    more = replace(plain, nics=(*plain.nics, Nic(name="mlx5_ib8", rate_gbit_s=400)))
+    assert [str(found) for found in differences(expected("x", more, nics_have_names=False), file)] == [
+        "NICs: number: expected 9, found 8"
+    ]
+
+
+def test_a_type_without_addresses_is_compared_in_what_it_states(tmp_path):
+    """Such as h100-sxm and gb200-nvl72, whose addresses differ between sites."""
+    node_type = shipped_node_type("ndv5")
+    sysfs = read(write_sysfs(tmp_path, node_type), "infiniband")
+    plain = replace(node_type, gpus=(), nics=(), numa_nodes=(), nics_per_node=8, cpus_per_node=96)
+    assert differences(expected("x", plain), sysfs) == ()
+    assert unstated(plain) == ["gpus", "numa_nodes", "nics"]
+    other = replace(plain, gpus_per_node=4, nics_per_node=9, cpus_per_node=192)
+    other = replace(other, pci_link=PciLink(speed_gt_s=64, width=16))
+    found = [str(difference) for difference in differences(expected("x", other), sysfs)]
+    assert found[:3] == [
+        "CPUs: number: expected 192, found 96",
+        "GPUs: number: expected 4, found 8",
+        "GPU 0001:00:00.0: PCIe speed: expected 64 GT/s, found 32 GT/s",
+    ]
+    assert "NICs: number: expected 9, found 8" in found
+    assert len(found) == 3 + 16
+    fewer = replace(plain, nics_per_node=2)
+    assert differences(expected("x", fewer), sysfs) == ()
