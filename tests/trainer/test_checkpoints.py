@@ -288,7 +288,9 @@ def test_a_rank_that_dies_during_a_load_does_not_mark_the_checkpoint_as_broken(
     [
         torch.OutOfMemoryError("CUDA out of memory"),
         # torch raises nothing more specific on a CPU
-        RuntimeError("[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory"
+        ),
         torch.distributed.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp"),
         RuntimeError("[/gloo/transport/tcp/pair.cc:537] Connection closed by peer"),
     ],
