@@ -370,7 +370,7 @@ def _require_characters(text: str, name: str) -> None:
 def _missing_key(document: dict[str, Any], json_key: str) -> str:
     keys = few([repr(key[:60]) for key in document], 8) or "none"
     reason = f"missing key {json_key!r} (the keys are {keys})"
-    if isinstance(document.get("messages"), list):
+    if isinstance(document.get("messages") or document.get("conversations"), list):
         return f"{reason}; for a corpus of chats, set data.corpus.chat: {{}} (--chat)"
     outer = json_key.partition(".")[0]
     if outer != json_key and isinstance(document.get(outer), dict):

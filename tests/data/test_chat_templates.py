@@ -343,9 +343,36 @@ def test_only_the_completion_of_a_conversation_is_learned() -> None:
         )
 
 
+def test_conversations_are_messages() -> None:
+    turns = [("system", "Be brief."), ("human", "2 + 2?"), ("gpt", "4"), ("user", "3?"), ("assistant", "5")]
+    conversation = [{"from": speaker, "value": text} for speaker, text in turns]
+    roles = ("system", "user", "assistant", "user", "assistant")
+    messages = [
+        {"role": role, "content": text, "id": 7} for role, (_, text) in zip(roles, turns, strict=True)
+    ]
+    expected = marked(CHATML, {"messages": messages})
+    assert expected.count("⟦") == 2
+    assert marked(CHATML, {"conversations": [{**turn, "id": 7} for turn in conversation]}) == expected
+    assert marked(CHATML, {"conversations": messages}) == expected
+    beside = {"conversations": conversation[1:], "system": "Be brief."}
+    assert marked(CHATML, beside) == expected
+    assert marked(CHATML, {**beside, "conversations": conversation}) == expected
+    assert marked(CHATML, {**beside, "system": ""}) == expected.partition("<|im_end|>\n")[2]
+
+
 @pytest.mark.parametrize(
     ("document", "kind", "reason"),
     [
+        ({"conversations": [{"from": "bot", "value": "a"}]}, "unknown speaker", '"bot"; the names are human'),
+        ({"conversations": [{"from": ["human"], "value": "a"}]}, "unknown speaker", r"conversations\[0\] is"),
+        ({"conversations": [{"from": "human", "value": "a"}]}, "no answer", "'assistant'"),
+        (
+            {"conversations": [{"from": "gpt"}]},
+            "content is not text",
+            r"conversations\[0\]\.content is missing",
+        ),
+        ({"conversations": "human: a"}, "'conversations' is not a list of messages", "human: a"),
+        ({"conversations": ONE["messages"], "system": 3}, "content is not text", r"system\[0\]\.content"),
         ({"text": "a"}, "no chat", "the keys are 'text'"),
         ({"messages": []}, "'messages' is not a list of messages", "got \\[\\]"),
         ({"messages": [{"role": "user", "content": "a"}]}, "no answer", "'assistant'"),

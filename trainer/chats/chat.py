@@ -1,4 +1,4 @@
-"""A chat, read from a JSON object in one of the forms of TRL: messages, or a prompt and its completion."""
+"""A chat, read from a JSON object: messages, a prompt and its completion (the forms of TRL), or conversations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ ASSISTANT = "assistant"
 ROLES = ("system", "developer", "user", ASSISTANT, "tool", "function", "ipython")
 """Roles of messages. Templates print other roles as they are, or leave the message out."""
 MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
+CONVERSATIONS = "conversations"
+"""Key of a chat whose messages have `from` and `value`, as in the dumps of ShareGPT."""
+SPEAKERS = {"human": "user", "gpt": ASSISTANT, **{role: role for role in ("user", ASSISTANT, "system")}}
+"""Values of `from`, and their roles."""
 REASONING = "reasoning_content"
 """Key of an assistant's reasoning in a `Message`."""
 REASONING_KEYS = (REASONING, "thinking", "reasoning")
@@ -54,20 +58,21 @@ def read_chat(document: Mapping[str, Any]) -> Chat | Completion:
     Raises:
         BadChatError: the object has no chat, or a message is incomplete.
     """
-    if document.get(MESSAGES) is not None:
-        return _chat(document, _messages(document[MESSAGES], MESSAGES), 0)
+    if (messages := _all_messages(document)) is not None:
+        return _chat(document, messages, 0)
     prompt, completion = document.get(PROMPT), document.get(COMPLETION)
     if prompt is None or completion is None:
         raise BadChatError(
-            "no chat", f"missing key 'messages', or 'prompt' and 'completion' ({_keys(document)})"
+            "no chat",
+            f"missing key 'messages', 'conversations', or 'prompt' and 'completion' ({_keys(document)})",
         )
     if isinstance(prompt, str) and isinstance(completion, str):
         if not completion.strip():
             raise BadChatError("empty answer", "'completion' has no text")
         return Completion(prompt, completion)
     if isinstance(prompt, list) and isinstance(completion, list):
-        messages = _messages(prompt, PROMPT)
-        return _chat(document, [*messages, *_messages(completion, COMPLETION)], len(messages))
+        asked = _messages(prompt, PROMPT)
+        return _chat(document, [*asked, *_messages(completion, COMPLETION)], len(asked))
     raise BadChatError(
         "prompt and completion differ in type",
         "'prompt' and 'completion' must be two strings or two lists of messages, got "
@@ -87,6 +92,37 @@ def read_prompt(document: Mapping[str, Any]) -> Chat:
     if messages[-1]["role"] == ASSISTANT:
         raise BadChatError("nothing to answer", f"the last message has the role {ASSISTANT!r}")
     return _with_context(document, messages, len(messages))
+
+
+def _all_messages(document: Mapping[str, Any]) -> list[Message] | None:
+    """The messages of a chat that is not divided into a prompt and its completion; None if the object has none."""
+    if document.get(MESSAGES) is not None:
+        return _messages(document[MESSAGES], MESSAGES)
+    if document.get(CONVERSATIONS) is None:
+        return None
+    turns = document[CONVERSATIONS]
+    if isinstance(turns, list):
+        turns = [_with_role(turn, f"{CONVERSATIONS}[{index}]") for index, turn in enumerate(turns)]
+    messages = _messages(turns, CONVERSATIONS)
+    system = document.get("system")  # some data sets have the message of the system next to the turns
+    if system and messages[0]["role"] != "system":
+        return [*_messages([{"role": "system", "content": system}], "system"), *messages]
+    return messages
+
+
+def _with_role(turn: Any, name: str) -> Any:
+    """A turn with `from` and `value` as a message. Anything else is returned unchanged."""
+    if not isinstance(turn, dict) or turn.get("from") is None:
+        return turn
+    speaker = turn["from"]
+    if not isinstance(speaker, str) or speaker not in SPEAKERS:
+        raise BadChatError(
+            "unknown speaker",
+            f"{name} is from {_shown(speaker)}; the names are {', '.join(SPEAKERS)}. Write chats with tools as "
+            "'messages' with role, content and tool_calls",
+        )
+    others = {key: item for key, item in turn.items() if key not in ("from", "value")}
+    return {**others, "role": SPEAKERS[speaker], "content": turn.get("value")}
 
 
 def _keys(document: Mapping[str, Any]) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +138,45 @@ def test_a_changed_file_is_refused(trained: Run, tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match=r"iter_0000002: .*SHA-256 differs"):
         average(copy, 2, tmp_path / "mean", print)
     assert not [*tmp_path.glob("*mean*")]
+
+
+def killed_average(source: Path, destination: Path, calls: int) -> bool:
+    """Average in a process that dies before its call number `calls` of fsync or rename. True if it has died."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    torch.set_num_threads(1)  # a fork has no other threads
+    numbers = itertools.count()
+    for name in ("fsync", "rename"):
+        setattr(os, name, _deadly(getattr(os, name), numbers, calls))
+    average(source, 2, destination, print)
+    os._exit(0)
+
+
+def _deadly(function: Callable[..., Any], numbers: Iterator[int], last: int) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        if next(numbers) == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments)
+
+    return call
+
+
+def test_a_killed_average_leaves_no_directory_that_looks_complete(trained: Run, tmp_path: Path) -> None:
+    """It is killed before each of its writes becomes durable, and the next one is not disturbed by what is left."""
+    sources = sorted(trained.checkpoints.rglob("*"))
+    before = {path: path.stat().st_mtime_ns for path in sources}
+    mean, deaths = tmp_path / "mean", 0
+    while killed_average(trained.directory, mean, deaths):
+        deaths += 1
+        if mean.exists():  # only its entry in the directory above may be lost
+            break
+    assert deaths > 5
+    assert {path: path.stat().st_mtime_ns for path in sorted(trained.checkpoints.rglob("*"))} == before
+    found = checkpoint_files.describe(mean / "iter_0000003")
+    assert checkpoint_files.problems(found, hashes=True) == []
+    assert_mean(found.path, [trained.checkpoints / f"iter_000000{number}" for number in (2, 3)])
+    assert len(list(tmp_path.glob(".mean.*"))) == deaths - 1
 
 
 def test_the_command_prints_what_it_did(
