@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import datetime
+import io
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -216,6 +218,51 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_name(name: str) ->
     with pytest.raises(ChatTemplateError, match=r"generation %") as caught:
         marked(model_template(name), TWO, date=datetime.date(2026, 1, 2), name=f"{name}.jinja")
     assert str(caught.value).startswith(f"{name}.jinja: ")
+
+
+def documented(language: str) -> str:
+    """The block of this language in the section about templates that rewrite earlier turns."""
+    page = (Path(__file__).parents[2] / "docs/fine-tuning.md").read_text()
+    section = page.partition("### Templates that rewrite earlier turns\n")[2].partition("\n## ")[0]
+    return section.partition(f"```{language}\n")[2].partition("```")[0]
+
+
+def with_documented_blocks(source: str) -> str:
+    """The template after the documented changes."""
+    for hunk in re.split(r"@@ .* @@\n", documented("diff"))[1:]:
+        lines = hunk.splitlines(keepends=True)
+        before, after = ("".join(line[1:] for line in lines if line[0] in signs) for signs in (" -", " +"))
+        assert source.count(before) == 1, before
+        source = source.replace(before, after)
+    return source
+
+
+def test_the_documented_generation_blocks_mark_all_answers() -> None:
+    source = with_documented_blocks(model_template("qwen3"))
+    for document in (TWO, REASONED, tool_chat()):
+        found, of_trl = marked(source, document), marked(model_template("qwen3_training"), document)
+        assert found.count("⟦") == sum(message["role"] == "assistant" for message in document["messages"])
+        assert found == of_trl.replace("\n⟧", "⟧\n")  # whose blocks have the newline after the turn
+        assert (
+            template(source)
+            .render(Chat(document["messages"][:1]), add_generation_prompt=True)
+            .endswith(found.partition("⟦")[0][-20:])
+        )
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gptoss", "phi3"])
+def test_one_line_per_answer_needs_no_other_template(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The documented program makes the lines."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({**TWO, "id": 1}) + "\n"))
+    exec(documented("py"), {})
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = [marked(model_template(name), line, date=datetime.date(2026, 1, 2)) for line in lines]
+    assert [text.count("⟦") for text in found] == [1, 1]
+    assert "Hello!" in found[0].partition("⟦")[2]
+    assert "Hello!" in found[1].partition("⟦")[0]
+    assert "4" in found[1].partition("⟦")[2]
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_parquet_files(tmp_path: Path) -> None:
         (
             [*CHATS[:2], {"text": "a"}],
             CHATML,
-            r"chats\.jsonl:3: missing key 'messages', or 'prompt' and 'completion'",
+            r"chats\.jsonl:3: missing key 'messages', 'conversations', or 'prompt' and 'completion'",
         ),
         ([chat("a", "\nb")], CHATML, r"chats\.jsonl:1: an answer shares a token with the text around it"),
         (
