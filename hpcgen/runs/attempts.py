@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from hpcgen.redaction import redact
 from hpcgen.slurm.job_files import EVENTS, JOBS
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.shared_files import foreign_link
@@ -51,7 +52,7 @@ class JobAttempt:
     status: int | None = None
     """Exit status of the work, or of the batch script if the work succeeded or did not begin."""
     reason: str = ""
-    """The script's last message: why the attempt ended."""
+    """The script's last message: why the attempt ended. What looks like a secret is removed."""
     cause: str = ""
     """Why Slurm ended it, such as canceled, or "preempted, requeued, or a node failed"; "" if Slurm did not."""
     nodes: str = ""
@@ -159,7 +160,7 @@ def _attempt(events: list[Event]) -> JobAttempt:
         ended=end.get("time"),
         verdict=cast(Verdict, verdict) if verdict in get_args(Verdict) else None,
         status=None if (status := _number(end.get("status"))) is None else int(status),
-        reason=end.get("reason", ""),
+        reason=redact(end.get("reason", "")),
         cause=end.get("cause", ""),
         nodes=start.get("nodes", ""),
         cluster=start.get("cluster", ""),

@@ -12,6 +12,7 @@ import pytest
 from hpcgen.api import plan
 from hpcgen.config.loader import load_run
 from hpcgen.runs import resuming
+from hpcgen.runs.attempts import read_attempts
 from hpcgen.runs.failed import failed_text
 from hpcgen.runs.latest import NOTHING
 from hpcgen.runs.secrets import secrets_of
@@ -108,6 +109,13 @@ def test_the_reader_of_failed_hides_secrets(leaky_run: Path) -> None:
     assert word
     shown = (text, word, resuming.failure(leaky_run))
     assert [each for each in HIDDEN for one in shown if each in one] == []
+
+
+def test_the_reader_of_events_hides_what_looks_like_a_secret(leaky_run: Path) -> None:
+    """Events of a private run can have it. `hpcgen stop` prints the reason."""
+    reason = read_attempts(leaky_run)[-1].reason
+    assert "[redacted]" in reason
+    assert TOKEN not in reason
 
 
 def test_a_bundle_has_what_shows_the_failure_and_no_secret(leaky_run: Path) -> None:

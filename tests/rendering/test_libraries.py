@@ -672,6 +672,27 @@ exclude_and_requeue 2>&1
     assert done.returncode == status
 
 
+@pytest.mark.process
+def test_a_job_that_is_canceled_during_the_checks_excludes_no_node(tmp_path: Path) -> None:
+    """The checks of a node can fail because Slurm ends the job, before the script has SIGTERM."""
+    then = """
+restart=0 good=(a) bad=(b) terminated=0
+scontrol() { echo "scontrol $*" >>asked; echo "JobId=7 JobState=COMPLETING Reason=None Restarts=0 X=1"; }
+exclude_and_requeue
+"""
+    done = with_libraries("base", "attempts", "node-check", "preflight", then=then, cwd=tmp_path)
+    assert "ended by Slurm (canceled); bad nodes: b; requeueing is Slurm's decision" in done.stdout
+    assert done.returncode == 143
+    assert "requeue" not in (tmp_path / "asked").read_text()
+
+
+@pytest.mark.process
+def test_a_stage_that_cannot_be_asked_to_stop_says_so(tmp_path: Path) -> None:
+    done = with_libraries("base", then="set_traps; kill -USR2 $$; run_step true; echo $rc", cwd=tmp_path)
+    assert "USR2: this stage goes on" in done.stdout
+    assert done.stdout.endswith("\n0\n"), done.stderr
+
+
 def hash_of_inputs(script: str) -> str:
     """The last line of the header."""
     found = re.search(r"^# inputs: sha256 ([0-9a-f]{64})$", script, re.MULTILINE)
