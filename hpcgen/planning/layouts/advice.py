@@ -6,7 +6,7 @@ Only runs with such a warning import this module, since others need no predictio
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hpcgen.config.loader import Run
 from hpcgen.planning import resources
@@ -16,7 +16,7 @@ from hpcgen.planning.layouts.search import search
 from hpcgen.planning.predicted_step import NoPrediction, machine_of_run
 from hpcgen.planning.step_time import Machine
 from trainer.contract.problem import Problem
-from trainer.contract.record import record
+from trainer.contract.record import record, replaced
 from trainer.contract.rules import context_parallel, experts
 from trainer.contract.rules.facts import Facts, Rule
 from trainer.contract.rules.parallelism import CP, TP
@@ -57,56 +57,89 @@ def _advised(
         NoPrediction: see `search`.
     """
     rules = {_identity(violation): rule for rule in AXES for violation in rule(facts)}
-    found = [
-        told for warning in warnings for told in _told(facts, machine, warning, rules.get(_identity(warning)))
-    ]
+    advice = [_of_warning(facts, machine, each, rules.get(_identity(each))) for each in warnings]
     peak_tflops = machine.peak_flops[facts.training.precision_of_layers] / 1e12
     if resources.microbatch_may_be_small(facts, peak_tflops):
-        found += _small_microbatch(facts, machine)
+        advice.append(_small_microbatch(facts, machine))
     if resources.tensor_parallelism_may_dominate(facts, peak_tflops, nvlink_gb_s):
-        found += _much_tensor_parallelism(facts, machine)
-    return found
+        advice.append(_much_tensor_parallelism(facts, machine))
+    agreed = _agreed(facts, machine, advice)
+    return [told for each in agreed if (told := each.tell(each.faster)) is not None]
+
+
+def _agreed(facts: Facts, machine: Machine, advice: Sequence[_Advice]) -> Sequence[_Advice]:
+    """The advice, in which all warnings of a run name the same layout: one that may change the axes of all of them."""
+    naming = [each for each in advice if each.faster is not None and each.tell(each.faster) is not None]
+    if len({str(each.faster) for each in naming}) < 2:
+        return advice
+    axes = tuple(dict.fromkeys(axis for each in naming for axis in each.axes))
+    common = _faster(facts, machine, axes, WORTH_NAMING)
+    return [replaced(each, faster=common) if each in naming else each for each in advice]
 
 
 def _identity(problem: Problem) -> tuple[str, str]:
     return problem.path, problem.reason
 
 
-def _told(facts: Facts, machine: Machine, warning: Problem, rule: Rule | None) -> Iterator[Problem]:
-    """Yields the warning, with a faster layout if there is one.
+def _of_warning(facts: Facts, machine: Machine, warning: Problem, rule: Rule | None) -> _Advice:
+    """The advice of a warning, which names a faster layout if there is one.
 
     Recomputation that costs little is not told, and neither is context parallelism over the network that is faster than
     what it replaces: attention hides much of its exchange.
     """
     is_recomputation = rule is resources.recomputation_is_needed
-    faster = _faster(facts, machine, AXES[rule], MUCH if is_recomputation else WORTH_NAMING) if rule else None
-    if faster is not None:
-        yield dataclasses.replace(warning, hint=f"{warning.hint}. {faster}" if warning.hint else str(faster))
-    elif not (is_recomputation or (rule is not None and warning.path == CP)):
-        yield warning
+    needs_faster = is_recomputation or (rule is not None and warning.path == CP)
+
+    def tell(faster: _Faster | None) -> Problem | None:
+        if faster is None:
+            return None if needs_faster else warning
+        if is_recomputation and faster.layout.facts.training.recompute_granularity is not None:
+            return None  # the warning advises against any
+        hint = f"{warning.hint}. {faster}" if warning.hint else str(faster)
+        return dataclasses.replace(warning, hint=hint)
+
+    if rule is None:
+        return _Advice(None, (), tell)
+    axes = AXES[rule]
+    return _Advice(_faster(facts, machine, axes, MUCH if is_recomputation else WORTH_NAMING), axes, tell)
 
 
-def _small_microbatch(facts: Facts, machine: Machine) -> Iterator[Problem]:
-    """Yields a warning if the run with larger microbatches fits and is much faster."""
-    faster = _faster(facts, machine, ("MBS",), MUCH)
-    if faster is not None and faster.micro_batch_size > facts.training.micro_batch_size:
-        yield Problem(
-            path=resources.MICRO_BATCH,
-            reason="is too small to fill the GPUs",
-            hint=f"use {faster.micro_batch_size}. {faster}",
-        )
+def _small_microbatch(facts: Facts, machine: Machine) -> _Advice:
+    """A warning, if the run with larger microbatches fits and is much faster."""
+
+    def tell(faster: _Faster | None) -> Problem | None:
+        if faster is None or faster.micro_batch_size <= facts.training.micro_batch_size:
+            return None
+        hint = f"use {faster.micro_batch_size}. {faster}"
+        return Problem(path=resources.MICRO_BATCH, reason="is too small to fill the GPUs", hint=hint)
+
+    return _Advice(_faster(facts, machine, ("MBS",), MUCH), ("MBS",), tell)
 
 
-def _much_tensor_parallelism(facts: Facts, machine: Machine) -> Iterator[Problem]:
-    """Yields a warning if the run with less tensor parallelism fits and is much faster."""
-    faster = _faster(facts, machine, ("TP", "PP", "VPP", "MBS"), MUCH)
-    if faster is not None and faster.tensor_parallel_size < facts.parallelism.tensor_model_parallel_size:
+def _much_tensor_parallelism(facts: Facts, machine: Machine) -> _Advice:
+    """A warning, if the run with less tensor parallelism fits and is much faster."""
+
+    def tell(faster: _Faster | None) -> Problem | None:
+        own = facts.parallelism.tensor_model_parallel_size
+        if faster is None or faster.tensor_parallel_size >= own:
+            return None
         share = faster.own.step.tensor_parallel / faster.own.step.total
-        yield Problem(
-            path=TP,
-            reason=f"is more than needed: tensor-parallel transfers are predicted to take {share:.0%} of a step",
-            hint=str(faster),
-        )
+        reason = f"is more than needed: tensor-parallel transfers are predicted to take {share:.0%} of a step"
+        return Problem(path=TP, reason=reason, hint=str(faster))
+
+    axes = ("TP", "PP", "VPP", "MBS")
+    return _Advice(_faster(facts, machine, axes, MUCH), axes, tell)
+
+
+@record
+class _Advice:
+    """A warning about speed, and the layout that it names."""
+
+    faster: _Faster | None
+    axes: Sequence[str]
+    """The axes that the layout may change."""
+    tell: Callable[[_Faster | None], Problem | None]
+    """Writes the warning for a layout; None if that is no remedy for it."""
 
 
 @record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,47 @@ def test_a_slow_layout_is_told_with_a_faster_one(tmp_path, overrides, reason, la
     [warning] = [text for text in found if text.startswith(reason)]
     assert layout in warning
     assert warning.endswith(". hpcgen layouts lists the fastest")
+
+
+FULL = (
+    "training.recompute_granularity=full",
+    "training.recompute_method=uniform",
+    "training.recompute_num_layers=1",
+)
+SEVERAL = {
+    "recomputation and a small microbatch": (
+        "13b",
+        64,
+        ("parallelism.tensor_model_parallel_size=2", *FULL),
+        2,
+    ),
+    "three warnings": ("13b", 64, ("parallelism.tensor_model_parallel_size=8", *FULL), 3),
+    "tensor parallelism between nodes, and short samples": (
+        "175b",
+        16,
+        (
+            "parallelism.tensor_model_parallel_size=16",
+            "model.seq_length=512",
+            "training.global_batch_size=256",
+        ),
+        2,
+    ),
+    "the fastest layout recomputes less": (
+        "llama3-70b",
+        16,
+        ("parallelism.tensor_model_parallel_size=8", *FULL),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize(("preset", "nodes", "overrides", "count"), SEVERAL.values(), ids=SEVERAL)
+def test_all_warnings_of_a_run_name_the_same_layout(tmp_path, preset, nodes, overrides, count):
+    """Each named the fastest layout of its own axes: TP8 DP64 MBS16, TP8 DP64 MBS1 and PP2 VPP7 DP256 MBS2."""
+    found = speed_warnings(plan_of(tmp_path, nodes, "training.micro_batch_size=1", *overrides, preset=preset))
+    layouts = [re.search(r"((?:TP|PP|DP)\d+ [^.;]*) is predicted ([^.]*)", text) for text in found]
+    assert len([layout for layout in layouts if layout]) == count
+    assert len({layout[0] for layout in layouts if layout}) == 1
 
 
 @pytest.mark.parametrize(("size", "is_told"), [(8, True), (2, False)])
