@@ -1,39 +1,68 @@
-"""Options of sbatch."""
+"""The table of the options of sbatch, and of those that only srun or pyxis have.
+
+Its sources are src/common/slurm_opt.c of Slurm 20.11 to 25.11, sbatch(1), srun(1), src/common/env.c, and measurements
+with sbatch --test-only of Slurm 22.05.
+"""
 
 from __future__ import annotations
 
-from hpcgen.text import nearest
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, cast
 
-# fmt: off
-SBATCH_OPTIONS = frozenset((
-    "account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster", "cluster-constraint",
-    "clusters", "comment", "constraint", "container", "context", "contiguous", "core-spec", "cores-per-socket",
-    "cpu-freq", "cpus-per-gpu", "cpus-per-task", "deadline", "delay-boot", "dependency", "distribution", "error",
-    "exclude", "exclusive", "export", "extra-node-info", "get-user-env", "gid", "gpu-bind", "gpu-freq", "gpus",
-    "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "gres-flags", "help", "hint", "hold",
-    "ignore-pbs", "input", "job-name", "kill-on-invalid-dep", "licenses", "mail-type", "mail-user", "mcs-label",
-    "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nice", "no-kill", "no-requeue",
-    "nodefile", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node",
-    "ntasks-per-socket", "ntasks-per-tres", "open-mode", "output", "overcommit", "oversubscribe", "parsable",
-    "partition", "prefer", "priority", "profile", "propagate", "qos", "quiet", "reboot", "requeue",
-    "reservation", "signal", "sockets-per-node", "spread-job", "switches", "tasks-per-node", "test-only",
-    "thread-spec", "threads-per-core", "time", "time-min", "tmp", "uid", "usage", "use-min-nodes", "verbose",
-    "version", "wait", "wait-all-nodes", "wckey", "wrap",
-))
-"""Long options in all releases from Slurm 22.05 to 25.11 (src/common/slurm_opt.c)."""
-SBATCH_OPTIONS_OF_SOME = frozenset((
-    "autocomplete", "consolidate-segments", "container-id", "export-file", "external", "extra", "oom-kill-step",
-    "power", "resources", "resv-ports", "segment", "spread-segments", "stepmgr", "tres-bind", "tres-per-task",
-))
-"""Long options in some of these releases."""
-ADDED = {
-    "container": "21.08", "context": "21.08", "prefer": "22.05", "autocomplete": "23.02", "container-id": "23.02",
-    "extra": "23.02", "tres-per-task": "23.02", "tres-bind": "23.11", "resv-ports": "24.05", "segment": "24.05",
-    "stepmgr": "24.05", "oom-kill-step": "24.11", "external": "25.05", "consolidate-segments": "25.11",
-    "resources": "25.11", "spread-segments": "25.11",
+from hpcgen.text import nearest
+from trainer.contract.record import record
+
+_TABLE = Path(__file__).with_suffix(".tsv")
+
+Form = Literal["", "time", "count", "size", "nodes", "distribution", "switches", "one", "list"]
+"""Form of the values that sbatch checks. one, list: one of the option's words, or several of them."""
+
+
+@record
+class OptionRow:
+    """An option without its dashes."""
+
+    name: str
+    short: str
+    """Its letter; "" for none."""
+    takes: Literal["", "optional"]
+    """optional: it takes no value, or takes one only after `=`. "": it must have a value."""
+    sbatch: Literal["all", "some", "old", ""]
+    """Releases from Slurm 22.05 to 25.11 whose sbatch has it. old: earlier ones. "": only srun or pyxis have it."""
+    since: str
+    """The release that added it; "" if Slurm 20.11 has it."""
+    form: Form
+    """Form of its values; "" if they are not checked."""
+    words: tuple[str, ...]
+    """Values of the forms one and list."""
+    sets: tuple[str, ...]
+    """Variables that it sets in the job. Those of --mem and --mem-per-cpu are left out: a value from an outer job can
+    win over the job's own, and a step gets the job's memory without them."""
+
+
+def _row(line: str) -> OptionRow:
+    name, short, takes, sbatch, since, form, words, sets = (line.split("\t") + 7 * [""])[:8]
+    return OptionRow(
+        name=name,
+        short=short,
+        takes=cast(Literal["", "optional"], takes),
+        sbatch=cast(Literal["all", "some", "old", ""], sbatch),
+        since=since,
+        form=cast(Form, form),
+        words=tuple(words.split(", ")) if words else (),
+        sets=tuple(sets.split(", ")) if sets else (),
+    )
+
+
+OPTIONS: Mapping[str, OptionRow] = {
+    row.name: row for row in map(_row, _TABLE.read_text(encoding="utf-8").splitlines()[1:])
 }
-# fmt: on
-"""Options that Slurm 20.11 does not have -> the release that added them (src/common/slurm_opt.c of each release)."""
+"""Name -> option."""
+SBATCH_OPTIONS = frozenset(name for name, row in OPTIONS.items() if row.sbatch == "all")
+"""Long options in all releases from Slurm 22.05 to 25.11."""
+SBATCH_OPTIONS_OF_SOME = frozenset(name for name, row in OPTIONS.items() if row.sbatch == "some")
+"""Long options in some of these releases."""
 GRES_FLAGS_ADDED = {"allow-task-sharing": "23.11"}
 """Values of --gres-flags -> the release that added them (CHANGELOG/slurm-23.11.md)."""
 
@@ -44,7 +73,8 @@ def release_with(name: str, value: str) -> str:
     Releases are YY.MM, so strings compare like releases.
     """
     flags = value.split(",") if name == "gres-flags" else []
-    return max((ADDED.get(name, ""), *(GRES_FLAGS_ADDED.get(flag, "") for flag in flags)))
+    since = OPTIONS[name].since if name in OPTIONS else ""
+    return max((since, *(GRES_FLAGS_ADDED.get(flag, "") for flag in flags)))
 
 
 def matching_options(name: str) -> tuple[str, ...]:

@@ -8,22 +8,18 @@ from __future__ import annotations
 import re
 
 from hpcgen.config.fields import seconds, slurm_time
+from hpcgen.config.sbatch_options import OPTIONS, Form
 from hpcgen.text import misspelled, one_of
 
 _TIME = r"-1|infinite|unlimited|\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}"
 _NODES = r"-?\d+[km]?(-\d+[km]?)?(:\d+)?(,\d+[km]?(-\d+[km]?)?(:\d+)?)*"
 _BLOCKS = r"(\*|block|cyclic|fcyclic)"
 _FOR_TIME = "write minutes, HH:MM:SS or D-HH:MM:SS, such as 1-00:00:00"
-_COUNTS = (
-    "ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu", "ntasks-per-gpu", "ntasks-per-core",
-    "ntasks-per-socket", "threads-per-core", "sockets-per-node", "cores-per-socket", "mincpus",
-)  # fmt: skip
-_SIZES = ("mem", "mem-per-cpu", "mem-per-gpu", "tmp")
-_PATTERNS = {
-    **dict.fromkeys(("time", "time-min"), (_TIME, "a time", _FOR_TIME)),
+_PATTERNS: dict[Form, tuple[str, str, str]] = {
+    "time": (_TIME, "a time", _FOR_TIME),
     "nodes": (_NODES, "a number of nodes", "write a number, or MIN-MAX"),
-    **dict.fromkeys(_COUNTS, (r"0*[1-9]\d*", "a positive number", "write a number")),
-    **dict.fromkeys(_SIZES, (r"\d+([kmgt]b?)?", "a size", "write a number with K, M, G or T, such as 64G")),
+    "count": (r"0*[1-9]\d*", "a positive number", "write a number"),
+    "size": (r"\d+([kmgt]b?)?", "a size", "write a number with K, M, G or T, such as 64G"),
     "distribution": (
         rf"(\*|block|cyclic|arbitrary|plane(=\d+)?)(:{_BLOCKS}){{0,2}}(,(no)?pack)*|(no)?pack",
         "a distribution",
@@ -31,39 +27,22 @@ _PATTERNS = {
     ),
     "switches": (r"\d+(@[\d:-]+)?", "a number of switches", "write COUNT or COUNT@TIME"),
 }
-"""Option -> the pattern of its values, what they are, and the fix."""
-_WORDS = {
-    "exclusive": ("user", "mcs", "topo"),
-    "hint": ("compute_bound", "memory_bound", "multithread", "nomultithread"),
-    "kill-on-invalid-dep": ("yes", "no"),
-    "open-mode": ("append", "truncate"),
-    "wait-all-nodes": ("0", "1"),
-}
-"""Option -> its values, of which it takes one."""
-_LISTS = {
-    "gres-flags": (
-        "allow-task-sharing", "disable-binding", "enforce-binding", "multiple-tasks-per-sharing",
-        "one-task-per-sharing",
-    ),
-    "mail-type": (
-        "NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT",
-        "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS",
-    ),
-    "profile": ("ALL", "NONE", "ENERGY", "TASK", "FILESYSTEM", "LUSTRE", "NETWORK"),
-}  # fmt: skip
-"""Option -> its values, of which it takes a list."""
-CHECKED = frozenset((*_PATTERNS, *_WORDS, *_LISTS))
+"""Form -> the pattern of its values, what they are, and the fix."""
+CHECKED = frozenset(name for name, row in OPTIONS.items() if row.form)
 """Options whose values are checked."""
 
 
 def refused_value(option: str, value: str) -> tuple[str, str] | None:
     """The reason why sbatch refuses a value of an option ("is not a time"), and the fix; None if it may be valid."""
-    if option in _PATTERNS:
-        pattern, meaning, fix = _PATTERNS[option]
+    row = OPTIONS.get(option)
+    if row is None:
+        return None
+    if row.form in _PATTERNS:
+        pattern, meaning, fix = _PATTERNS[row.form]
         is_valid = re.fullmatch(pattern, value, re.ASCII | re.IGNORECASE)
         return None if is_valid else (f"is not {meaning}: sbatch refuses it", fix)
-    known = _WORDS.get(option) or _LISTS.get(option, ())
-    words = value.split(",") if option in _LISTS else [value] if value else []
+    known = row.words
+    words = value.split(",") if row.form == "list" else [value] if value else []
     wrong = next((word for word in words if word.lower() not in map(str.lower, known)), None)
     if not known or wrong is None:
         return None

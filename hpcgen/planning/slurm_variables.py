@@ -1,11 +1,14 @@
 """Slurm's environment variables: what sbatch sets in a job for the options of its script, and what sbatch itself reads.
 
-From sbatch(1), srun(1) and src/common/env.c of Slurm 20.11 to 26.05.
+From sbatch(1), srun(1) and src/common/env.c of Slurm 20.11 to 26.05. hpcgen/config/sbatch_options.tsv has the variables
+of options.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from hpcgen.config.sbatch_options import OPTIONS
 
 PREFIXES = (
     "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SACCT_", "SCANCEL_", "SCONTROL_", "SINFO_", "SQUEUE_",
@@ -30,47 +33,6 @@ DEFAULTS = {
     "wckey": ("SBATCH_WCKEY",),
 }
 """Options of sbatch whose variables a user may export as defaults. They apply to jobs whose script lacks the option."""
-
-_GPUS = ("SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS")
-# fmt: off
-_SET_BY_OPTION = {
-    "acctg-freq": ("SLURM_ACCTG_FREQ",),
-    "array": (
-        "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MAX",
-        "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_STEP",
-    ),
-    "cpu-freq": ("SLURM_CPU_FREQ_REQ",),
-    "cpus-per-gpu": ("SLURM_CPUS_PER_GPU",),
-    "cpus-per-task": ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK"),
-    "distribution": ("SLURM_DISTRIBUTION", "SLURM_DIST_PLANESIZE"),
-    "gpu-bind": ("SLURM_GPU_BIND", "SLURM_TRES_BIND"),
-    "gpu-freq": ("SLURM_GPU_FREQ",),
-    "gpus": ("SLURM_GPUS", *_GPUS),
-    "gpus-per-node": ("SLURM_GPUS_PER_NODE", *_GPUS),
-    "gpus-per-socket": ("SLURM_GPUS_PER_SOCKET", *_GPUS),
-    "gpus-per-task": ("SLURM_GPUS_PER_TASK", "SLURM_TRES_BIND", "SLURM_TRES_PER_TASK", *_GPUS),
-    "gres": _GPUS,
-    "hint": ("SLURM_HINT", "SLURM_CPU_BIND", "SLURM_THREADS_PER_CORE"),
-    "mem-bind": (
-        "SLURM_MEM_BIND", "SLURM_MEM_BIND_LIST", "SLURM_MEM_BIND_PREFER", "SLURM_MEM_BIND_SORT",
-        "SLURM_MEM_BIND_TYPE", "SLURM_MEM_BIND_VERBOSE",
-    ),
-    "network": ("SLURM_NETWORK",),
-    "ntasks-per-core": ("SLURM_NTASKS_PER_CORE",),
-    "ntasks-per-gpu": ("SLURM_NTASKS_PER_GPU",),
-    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
-    "ntasks-per-socket": ("SLURM_NTASKS_PER_SOCKET",),
-    "open-mode": ("SLURM_OPEN_MODE",),
-    "overcommit": ("SLURM_OVERCOMMIT",),
-    "profile": ("SLURM_PROFILE",),
-    "threads-per-core": ("SLURM_THREADS_PER_CORE",),
-    "tres-bind": ("SLURM_TRES_BIND",),
-    "tres-per-task": ("SLURM_TRES_PER_TASK",),
-}
-# fmt: on
-"""Option of sbatch -> variables that it sets in the job. --mem and --mem-per-cpu are left out: a value from an outer
-job can win over the job's own, and a step gets the job's memory without them."""
-
 
 # fmt: off
 _SET_IN_EVERY_JOB = (
@@ -99,7 +61,7 @@ def kept_variables(directives: Iterable[str]) -> tuple[str, ...]:
     Slurm or submitit sets them, or they are defaults of the user, or they change no job.
     """
     options = {directive.removeprefix("--").partition("=")[0] for directive in directives}
-    kept = {name for option in options for name in _SET_BY_OPTION.get(option, ())}
+    kept = {name for option in options if option in OPTIONS for name in OPTIONS[option].sets}
     for option, names in DEFAULTS.items():
         if option not in options:
             kept.update(name for name in names if name.startswith("SBATCH_"))

@@ -8,30 +8,13 @@ from dataclasses import dataclass, replace
 
 from hpcgen.check.lint.template import BRACES, is_tag
 from hpcgen.config.fields import slurm_time
-from hpcgen.config.sbatch_options import SBATCH_OPTIONS, matching_options
+from hpcgen.config.sbatch_options import OPTIONS, matching_options
 
-# fmt: off
-SHORT_OPTIONS = {
-    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint",
-    "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus",
-    "H": "hold", "h": "help", "i": "input", "I": "immediate", "J": "job-name", "K": "kill-on-bad-exit",
-    "k": "no-kill", "L": "licenses", "l": "label", "M": "clusters", "m": "distribution", "N": "nodes",
-    "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos",
-    "r": "relative", "S": "core-spec", "s": "oversubscribe", "T": "threads", "t": "time", "u": "unbuffered",
-    "V": "version", "v": "verbose", "W": "wait", "w": "nodelist", "X": "disable-status", "x": "exclude",
-    "Z": "no-allocate",
-}
-WITHOUT_VALUE = frozenset((
-    "contiguous", "disable-status", "exact", "exclusive", "get-user-env", "help", "hold", "ignore-pbs",
-    "immediate", "kill-on-bad-exit", "label", "multi-prog", "nice", "no-allocate", "no-kill", "no-requeue",
-    "overcommit", "overlap", "oversubscribe", "parsable", "preserve-env", "propagate", "pty", "quiet",
-    "reboot", "requeue", "share", "spread-job", "stepmgr", "test-only", "unbuffered", "use-min-nodes",
-    "verbose", "version", "whole", "container-mount-home", "no-container-mount-home", "container-remap-root",
-    "no-container-remap-root", "container-entrypoint", "no-container-entrypoint", "container-entrypoint-log",
-    "container-writable", "container-readonly",
-))
-# fmt: on
-"""WITHOUT_VALUE: options of sbatch, srun and pyxis that take no value, or take one only after `=`."""
+SHORT_OPTIONS = {row.short: name for name, row in OPTIONS.items() if row.short}
+WITHOUT_VALUE = frozenset(name for name, row in OPTIONS.items() if row.takes == "optional")
+"""Options that take no value, or take one only after `=`."""
+SRUN_OPTIONS = frozenset(name for name, row in OPTIONS.items() if not row.sbatch)
+"""Options of srun that sbatch refuses."""
 
 MOVED_OPTIONS = {
     "share": "oversubscribe",
@@ -43,8 +26,6 @@ MOVED_OPTIONS = {
 """Options of older releases and common misspellings -> current name."""
 ALIASES = {"tasks-per-node": "ntasks-per-node"}
 """Alternative names of options -> the name used by rules."""
-SRUN_OPTIONS = (frozenset(SHORT_OPTIONS.values()) | WITHOUT_VALUE) - SBATCH_OPTIONS - {"share"}
-"""Options of srun that sbatch refuses."""
 
 
 @dataclass(frozen=True, kw_only=True)
