@@ -30,11 +30,13 @@ _LARGER_SPLITS = ("98,1,1", "90,5,5", "70,15,15")
 """Values of data.split to suggest for small corpora."""
 _CHECKED_CHATS = 1000
 """Number of chats of each pair that are checked for an answer that fits. The trainer checks all."""
+_HASHED_BYTES = 2**28
+"""Maximum size of the indices and masks that are compared with their records, within a fraction of a second."""
 
 
 def check_training_data(plan: Plan) -> None:
-    """Refuses pairs of chats that the run would read as texts or the reverse, pairs whose documents do not end as it
-    requires, and a split that leaves a set without documents.
+    """Refuses pairs of chats that the run would read as texts or the reverse, pairs that are not as recorded or whose
+    documents do not end as the run requires, and a split that leaves a set without documents.
 
     Raises:
         ConfigErrors: there are such pairs, or the split does.
@@ -55,6 +57,7 @@ def check_training_data(plan: Plan) -> None:
         plan,
         [
             *_mask_problems(trainer, read),
+            *_record_problems(trainer, read),
             *([first] if first else []),
             *(_split_problems(trainer, documents) if pairs else []),
         ],
@@ -214,6 +217,27 @@ def _first_masks(pair: Pair) -> Iterator[bytes]:
     with open_regular(Path(mask_path(pair.prefix))) as file:
         for length in pair.document_lengths()[:_CHECKED_CHATS].tolist():
             yield file.read(length)
+
+
+def _record_problems(trainer: TrainerConfig, read: Collection[str]) -> Iterator[Problem]:
+    """Yields a problem for each pair whose index or loss mask is not as the data stage recorded it, if these files are
+    small. The job compares them in any case."""
+    named = {
+        dataset.prefix: f"data.{field}[{number}].prefix"
+        for field, blend in trainer.data.blends.items()
+        for number, dataset in enumerate(blend)
+        if f"{dataset.prefix}.idx" in read and _is_complete(dataset.prefix)
+    }
+    if not named:
+        return
+    from trainer.contract.resuming import recorded_pairs  # runs without pairs need none of it
+
+    sizes = (path.stat().st_size for prefix in named for path in recorded_pairs.compared_files(prefix))
+    if sum(sizes) > _HASHED_BYTES:
+        return
+    for prefix, key in named.items():
+        for problem in recorded_pairs.record_problems([prefix]):
+            yield Problem(key, f"has {problem.where}, but {problem.reason}", problem.hint)
 
 
 def _end_problem(trainer: TrainerConfig, pair: Pair) -> Problem | None:

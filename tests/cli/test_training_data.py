@@ -12,6 +12,7 @@ from tests.cli.command import Ended, hpcgen
 from tests.data import pairs
 from tests.recorded_run import write_checkpoint
 from tests.runs import minimal_run, write_yaml
+from trainer.contract.files.hashing import file_sha256
 
 EOD = 256
 SEPARATE = {"reset_attention_mask": True}
@@ -70,6 +71,28 @@ def test_documents_that_training_can_use(
     run_file(workplace, datasets=[{"prefix": "pair"}], **data)
     for words in TRAINING:
         assert ended(*words).status == 0
+
+
+@pytest.mark.parametrize("words", TRAINING, ids=" ".join)
+def test_a_pair_that_is_not_as_recorded_is_refused(workplace: Path, words: tuple[str, ...]) -> None:
+    pairs.write(workplace / "pair", [[1, 2, EOD]] * 50)
+    mask = workplace / "pair.mask"
+    mask.write_bytes(bytes([0, 1, 1]) * 50)
+    files = [workplace / "pair.idx", mask]
+    outputs = [
+        {"name": file.name, "size": file.stat().st_size, "sha256": file_sha256(file)[0], "modified_ns": None}
+        for file in files
+    ]
+    (workplace / "pair.record.json").write_text(json.dumps({"outputs": outputs}))
+    run_file(workplace, datasets=[{"prefix": "pair"}], sft=True)
+    assert ended(*words).status == 0
+    mask.write_bytes(bytes([1, 0, 1]) * 50)
+    found = ended(*words)
+    assert found.status == 2
+    assert (
+        f"data.datasets[0].prefix = pair has {mask}, but its SHA-256 is not the one in its record in the "
+        "same directory; make the pair again"
+    ) in found.stderr
 
 
 def test_the_last_sentence_ends_a_document(workplace: Path) -> None:
