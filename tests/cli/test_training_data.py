@@ -209,6 +209,10 @@ def test_each_blend_is_compared(workplace: Path) -> None:
     made_with(workplace, "tiny", "bytes")
     pairs.write(workplace / "tiny", [[1, 2, 3]])  # made again by another program, next to the old record
     run_file(workplace, datasets=[{"prefix": "tiny"}], split="1,0,0")
+    found = ended("validate", "--set", "training.eval_iters=0")
+    assert "SHA-256 is not the one in its record" in found.stderr
+    assert "tokenizer" not in found.stderr
+    (workplace / "tiny.record.json").unlink()
     assert ended("validate", "--set", "training.eval_iters=0").status == 0
 
 
