@@ -60,6 +60,13 @@ NCCL_ERROR = "torch.distributed.DistBackendError: NCCL error in: x.cpp:49, inval
             "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
             "gpu-error",
         ),
+        ("forward", "TypeError: forward() got an unexpected keyword argument 'cu_seqlens'", "argument"),
+        ("forward", "RuntimeError: Unexpected key(s) in state_dict: 'a.weight'", "checkpoint"),
+        (
+            "forward",
+            "RuntimeError: /te/cuda_driver.cu:12 in function f: CUDA Error: out of memory",
+            "gpu-memory",
+        ),
         ("load_checkpoint", "KeyError: 'iteration'", "checkpoint"),
         ("forward", "KeyError: 'iteration'", "exception"),
         ("forward", "RuntimeError: cuDNN error: CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED", "library"),
@@ -105,6 +112,21 @@ def test_every_cause_has_a_heading_that_says_what_to_do() -> None:
 def test_cascades_and_only_they_have_kinds_without_a_heading(where: str) -> None:
     for signature in signatures(where):
         assert (signature.kind in CASCADES) == (signature.role == "cascade"), signature
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("mlx5: n1: got completion with error:", "network"),
+        ("[n1:41:0] ib_mlx5_log.c:171 UCX  ERROR Transport retry count exceeded on mlx5_0:1/IB", "network"),
+        ("OpenBLAS: pthread_create failed for thread 63 of 64: Resource temporarily unavailable", "limit"),
+        ("slurm_script: line 12: python: command not found", "import"),
+    ],
+)
+def test_lines_of_libraries_have_a_meaning(text: str, kind: str) -> None:
+    match = match_line(text)
+    assert match is not None
+    assert match.kind == kind
 
 
 @pytest.mark.parametrize(
