@@ -15,7 +15,7 @@ from hpcgen.cli.options import json_option
 from hpcgen.cli.status_rows import ago, color_of, progress
 from hpcgen.errors import HpcgenError
 from hpcgen.redaction import redact_json
-from hpcgen.runs.states import RunState
+from hpcgen.runs.state import RunState
 from hpcgen.slurm.job_files import SLURM_JOB
 from hpcgen.text import harmless, padded
 

@@ -21,7 +21,7 @@ from hpcgen.runs.files import RunFiles as FilesOfStatus
 from hpcgen.runs.files import RunReader, users_of
 from hpcgen.runs.secrets import secrets_of
 from hpcgen.runs.slurm import Accounts, Queue, ask_accounts, ask_queue
-from hpcgen.runs.states import RunState
+from hpcgen.runs.state import RunState
 from hpcgen.runs.status import status_of, unsettled_jobs
 from hpcgen.slurm.job_files import RUNNING
 from trainer.contract.config import TrainerConfig, from_dict

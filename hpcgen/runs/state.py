@@ -1,4 +1,4 @@
-"""State of a run, from the marker files in its directory, without querying Slurm."""
+"""States of runs and of their attempts. `state_of` finds a run's in its directory, without querying Slurm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ from trainer.contract.files.shared_files import foreign_link
 from trainer.contract.hang_report import describe_hang, read_reports, report_files
 from trainer.contract.wording import STOPPED_EARLY
 
+RunState = Literal["new", "waiting", "running", "silent", "hung", "stopped", "died", "failed", "done"]
+"""new: no job has started. silent: no sign of activity for 15 minutes. died: it ended without a verdict of its own."""
+
 State = Literal["done", "stopped", "failed", "hung", "died", "running", "silent"]
+"""The states that the run directory alone shows."""
+
+AttemptState = Literal["running", "killed", "unknown", "done", "requeued", "stopped", "terminated", "failed"]
+"""The verdict of the job's script. Without one: running, killed, or unknown if Slurm does not answer."""
 
 SILENT_S = 900.0
 """Seconds without output after which a run counts as silent: hung, queued, or dead. A collective may take 600 s."""

@@ -16,7 +16,7 @@ from hpcgen.runs.latest import Latest
 from hpcgen.runs.program import ProgramProgress
 from hpcgen.runs.slurm import AccountedJob, Accounts, Queue, QueuedJob
 from hpcgen.runs.state import SILENT_S
-from hpcgen.runs.states import AttemptState, RunState
+from hpcgen.runs.state import AttemptState, RunState
 from trainer.contract.files.metrics_line import number_or_none
 from trainer.contract.files.shared_files import user
 from trainer.contract.record import record
