@@ -64,7 +64,7 @@ def require_tokenizer(checkpoint: Checkpoint, tokenizer: TokenizerConfig) -> Non
         HpcgenError: another tokenizer made one of them.
     """
     try:
-        from hpcgen.data.pair_tokenizers import other_tokenizers
+        from hpcgen.data.pair_tokenizers import other_tokenizers  # needs the extra `data`
     except ModuleNotFoundError:
         return
     data = (checkpoint.record or {}).get("data") or {}

@@ -228,7 +228,7 @@ def _mistaken(environment: Iterable[Variable], run: Run) -> Iterator[Problem]:
     for variable in environment:
         if variable.layer in own_layers and (is_shipped or variable.layer != "node type"):
             continue
-        from hpcgen.planning.variable_mistakes import variable_mistakes
+        from hpcgen.planning.variable_mistakes import variable_mistakes  # few runs set variables
 
         is_known = any(hidden.layer in own_layers for hidden in variable.hides)
         if exclusion_of(variable.name, run.node_type):  # a finding of its own says to remove it

@@ -168,7 +168,7 @@ def _packed(trainer: TrainerConfig, pairs: Sequence[_Pair]) -> dict[str, ChatSam
     is_short = sum(pair.tokens for pair in pairs) <= MAX_CHAT_TOKENS
     if not (trainer.data.sft and is_short and importlib.util.find_spec("numpy")):
         return {}
-    from hpcgen.planning.chat_samples import packed_chats
+    from hpcgen.planning.chat_samples import packed_chats  # imports numpy, which only runs on chats need
 
     found = {pair.prefix: packed_chats(pair.prefix, pair.end, trainer) for pair in pairs}
     return {prefix: samples for prefix, samples in found.items() if samples}

@@ -418,7 +418,7 @@ def _code_problems(cluster: ClusterConfig, node_type: NodeType) -> Iterator[Prob
     """Yields a code directory whose compiled packages are for other processors than the nodes'."""
     if node_type.processor is None or cluster.code_dir is None:
         return
-    from hpcgen.install.directory_name import architecture_of
+    from hpcgen.install.directory_name import architecture_of  # few profiles have a directory of code
 
     installed = architecture_of(cluster.code_dir)
     needed = "aarch64" if node_type.processor.is_arm else "x86_64"

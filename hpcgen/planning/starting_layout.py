@@ -115,6 +115,7 @@ def _other_layout(new: _New, cluster: ClusterConfig, why: str) -> Start | None:
     Raises:
         HpcgenError: none fits on the nodes that a job may have.
     """
+    # Predictions, which few new runs need.
     from hpcgen.planning.layouts.fewest_nodes import layout_on_fewest_nodes
     from hpcgen.planning.predicted_step import NoPrediction, machine_of
 

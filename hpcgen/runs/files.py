@@ -302,6 +302,7 @@ def _data_stages(jobs: Iterable[Path], now: float) -> tuple[tuple[StageStatus, .
         return (), ""
     if find_spec("msgspec") is None:
         return (), "progress of the data stages needs the extra `data` of hpcgen"
+    # These need the extra `data` and import all stages, which only runs with a corpus need.
     from hpcgen.data import manifest, status
     from hpcgen.run_plan import corpus_job
 

@@ -15,8 +15,7 @@ from hpcgen.runs.files import ArrayFiles, Disk, RunFiles, SavedCheckpoints
 from hpcgen.runs.latest import Latest
 from hpcgen.runs.program import ProgramProgress
 from hpcgen.runs.slurm import AccountedJob, Accounts, Queue, QueuedJob
-from hpcgen.runs.state import SILENT_S
-from hpcgen.runs.state import AttemptState, RunState
+from hpcgen.runs.state import SILENT_S, AttemptState, RunState
 from trainer.contract.files.metrics_line import number_or_none
 from trainer.contract.files.shared_files import user
 from trainer.contract.record import record

@@ -50,7 +50,7 @@ def missing_tasks(plan: Plan) -> MissingTasks:
     }
     if not arrays or not _is_seen(plan):
         return MissingTasks({name: tuple(range(num_tasks)) for name, num_tasks in arrays.items()})
-    from hpcgen.data import manifest, pending, stages
+    from hpcgen.data import manifest, pending, stages  # few runs prepare data with their training
 
     job = corpus_job(plan.config)
     manifest.require_selection(job)
@@ -76,7 +76,7 @@ def check_corpus(plan: Plan, missing: MissingTasks) -> list[str]:
     """
     if missing.manifest is None or not any(missing.values()):
         return []
-    from hpcgen.data import first_documents, sources, space, stages
+    from hpcgen.data import first_documents, sources, space, stages  # as above
 
     job = corpus_job(plan.config)
     left = {stage: units for stage, units in missing.units.items() if units}
@@ -145,7 +145,7 @@ def _check_records(plan: Plan) -> None:
     if not pairs or not _is_seen(plan):
         return
     try:
-        from hpcgen.data import manifest, pair_records
+        from hpcgen.data import manifest, pair_records  # needs the extra `data`
     except ModuleNotFoundError:
         return
     job = corpus_job(plan.config)

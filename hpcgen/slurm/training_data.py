@@ -76,7 +76,7 @@ def check_tokenizers(plan: Plan) -> None:
     if not (prefixes := {key: prefix for key, prefix in _prefixes(plan).items() if _is_complete(prefix)}):
         return
     try:
-        from hpcgen.data.pair_tokenizers import other_tokenizers
+        from hpcgen.data.pair_tokenizers import other_tokenizers  # needs the extra `data`
     except ModuleNotFoundError:
         return
     data, unique = plan.config.data, [Path(prefix) for prefix in dict.fromkeys(prefixes.values())]
@@ -124,7 +124,7 @@ def _open_pairs(prefixes: Sequence[str]) -> list[Pair]:
     if not prefixes or not all(map(_is_complete, prefixes)):
         return []
     try:
-        from hpcgen.data.pair import open_pair
+        from hpcgen.data.pair import open_pair  # needs the extra `data`
     except ModuleNotFoundError:
         return []
     return [open_pair(Path(prefix)) for prefix in prefixes]

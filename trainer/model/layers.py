@@ -52,7 +52,7 @@ def layer_spec(
             moe_grouped_gemm=core.moe_grouped_gemm, qk_layernorm=core.qk_layernorm, **kind
         )
         if config.data.separates_documents:
-            from trainer.model.packed_attention import PackedAttention
+            from trainer.model.packed_attention import PackedAttention  # imports Transformer Engine
 
             layer.submodules.self_attention.submodules.core_attention = PackedAttention
     else:

@@ -59,7 +59,7 @@ class Download(DataStage):
         Raises:
             HpcgenError: the store denies access, sends other content, or fails too often; or the disk is full.
         """
-        from hpcgen.data.transfer import fetched
+        from hpcgen.data.transfer import fetched  # only tasks need it
 
         started = time.monotonic()
         [item], target = unit.inputs, job.directory / unit.name

@@ -120,7 +120,7 @@ def extracted_input(directory: Path, file: ManifestFile) -> Input:
 def _lines(path: Path, source: CheckedFile, corpus: CorpusConfig) -> Iterator[bytes]:
     """Yields the content of a file as JSON Lines."""
     if path.suffix != PARQUET:
-        from hpcgen.data.compression import content
+        from hpcgen.data.compression import content  # needs the extra `data`
 
         return content(path, source)
     from hpcgen.data.parquet import chat_lines, json_lines  # needs the extra `parquet`

@@ -55,7 +55,7 @@ class PairStage(DataStage, ABC):
                 be empty.
             OSError: an output cannot be written. Nothing is published in either case.
         """
-        from hpcgen.data.tokenize import loaded_tokenizer, make_pairs
+        from hpcgen.data.tokenize import loaded_tokenizer, make_pairs  # imports numpy, which only tasks need
 
         tokenizer = loaded_tokenizer(job.tokenizer)
         if self.configuration(job) != context.configuration:

@@ -157,7 +157,7 @@ def defines_hooks(sources: Sequence[Path]) -> bool:
 
 def _replaced_versions(environment: ShellEnvironment, stage: StagePlan) -> tuple[str, ...]:
     """The functions that the site replaces, each with the shipped version it was based on."""
-    from hpcgen.slurm.rendering.replaced import replaced_functions
+    from hpcgen.slurm.rendering.replaced import replaced_functions  # only sites with templates need it
 
     names = dict.fromkeys((stage.name, stage.kind.frame, "base"))
     return tuple(each.version for name in names for each in replaced_functions(environment, name))

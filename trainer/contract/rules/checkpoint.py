@@ -72,7 +72,7 @@ def changed_names_hyperparameters(facts: Facts) -> Iterator[Problem]:
     """changed lists hyperparameters by name (trainer/contract/resuming/hyperparameters.py)."""
     if not facts.checkpoint.changed:
         return
-    from trainer.contract.resuming.hyperparameters import name_problems
+    from trainer.contract.resuming.hyperparameters import name_problems  # few runs name changes
 
     yield from name_problems(facts.checkpoint.changed)
 
