@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from hpcgen.config.corpus import WHOLE, CorpusJob, num_outputs
 from hpcgen.data.assignment import Share, assign
+from hpcgen.data.documents import document_reader, documents
 from hpcgen.data.hashed_files import CheckedFile
 from hpcgen.data.jsonl import Texts
 from hpcgen.data.listed_files import ManifestFile
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.stages.download import source_input
 from hpcgen.data.suffixes import PARQUET
-from hpcgen.data.tokenize import document_reader, documents
 from hpcgen.data.unit_checker import UnitChecker
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.text import counted, few

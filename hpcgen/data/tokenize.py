@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import functools
-import json
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,44 +10,35 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcgen.config.corpus import CorpusConfig
 from hpcgen.config.tokenizer import TokenizerConfig
-from hpcgen.data.chats import chat_reader, learned_tokens, merged_reject
-from hpcgen.data.compression import content
-from hpcgen.data.hashed_files import CheckedFile, HashedFile
-from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path, token_dtype
-from hpcgen.data.jsonl import Block, Reject, Texts, read_blocks, text_reader
+from hpcgen.data.chats import learned_tokens, merged_reject
+from hpcgen.data.documents import document_reader, documents, refuse_rejects
+from hpcgen.data.hashed_files import CheckedFile
+from hpcgen.data.indexed_dataset import token_dtype
+from hpcgen.data.jsonl import Block, Reject, Texts
+from hpcgen.data.pair_output import PairOutput, publish
 from hpcgen.data.progress import Step
 from hpcgen.data.record import (
-    SIDE_FILE,
     Counts,
     FileIdentity,
     Record,
     TokenizerIdentity,
-    publish_unit,
-    record_path,
 )
 from hpcgen.data.stages.base import Context
-from hpcgen.data.suffixes import PARQUET
 from hpcgen.data.tokenizer import Tokenizer, load_tokenizer
-from hpcgen.data.unit import Input, Unit
+from hpcgen.data.unit import Unit
 from hpcgen.errors import FilePlace, HpcgenError
-from hpcgen.files import private_file
 from hpcgen.text import counted
-from trainer.contract.files.loss_mask import mask_path
 
 if TYPE_CHECKING:
-    from hpcgen.data.parquet import Rows
+    from hpcgen.data.documents import Documents
 
-    Documents: TypeAlias = Block | Rows
-
-_SPOOL_BYTES = 64 * 1024 * 1024
-"""Memory for document lengths, shared by all outputs of a unit."""
 _LONG_DOCUMENT = 256
 """Mean tokens per document above which documents are copied one by one: numpy.insert's cost is per token."""
 _MAX_THREADS = 6
@@ -87,7 +76,7 @@ def make_pairs(unit: Unit, corpus: CorpusConfig, tokenizer: Tokenizer, context: 
     with ExitStack() as stack:
         dtype = token_dtype(tokenizer.vocab_size)
         outputs = [
-            _Output(stack, directory, name, dtype, len(unit.outputs), has_mask=unit.has_masks)
+            PairOutput(stack, directory, name, dtype, len(unit.outputs), has_mask=unit.has_masks)
             for name in unit.outputs
         ]
         encode = _encoder(tokenizer, corpus, len(outputs))
@@ -109,11 +98,11 @@ def make_pairs(unit: Unit, corpus: CorpusConfig, tokenizer: Tokenizer, context: 
             seconds=time.monotonic() - started,
             tokenizer=_identity(tokenizer.config),
         )
-        _publish(outputs, record, directory / unit.name)
+        publish(outputs, record, directory / unit.name)
     return record
 
 
-def _write(part: _Encoded, outputs: Sequence[_Output]) -> None:
+def _write(part: _Encoded, outputs: Sequence[PairOutput]) -> None:
     for reject, number in part.rejects:
         outputs[number].add_reject(reject)
     begin = token = 0
@@ -348,114 +337,6 @@ class _RunningCounts:
             )
 
 
-class _PairFile(HashedFile):
-    """A private file with its final path."""
-
-    def __init__(self, file: BinaryIO, target: Path, directory: Path) -> None:
-        super().__init__(file, target.relative_to(directory).as_posix())
-        self.target = target
-
-
-class _Output:
-    """One pair, with a side file for rejects if there are any."""
-
-    def __init__(
-        self,
-        stack: ExitStack,
-        directory: Path,
-        name: str,
-        dtype: np.dtype[Any],
-        num_outputs: int,
-        *,
-        has_mask: bool,
-    ) -> None:
-        self._stack = stack
-        self._directory = directory
-        self._prefix = directory / name
-        self._bin = self._open(bin_path(self._prefix), swept=True)
-        self._idx = self._open(idx_path(self._prefix), swept=True)
-        self.mask = self._open(self.mask_path, swept=True) if has_mask else None
-        """The loss mask, one byte for each token; None if the documents are not chats."""
-        self._rejects: _PairFile | None = None
-        self.writer = stack.enter_context(
-            IndexedDatasetWriter(
-                self._bin,
-                dtype,
-                spool_directory=self._prefix.parent,
-                spool_bytes=_SPOOL_BYTES // num_outputs,
-            )
-        )
-
-    @property
-    def files(self) -> list[_PairFile]:
-        """All files, the index last: for readers that ignore records, the index marks a complete pair."""
-        return [file for file in (self._rejects, self._bin, self.mask, self._idx) if file is not None]
-
-    @property
-    def mask_path(self) -> Path:
-        """File for the loss mask."""
-        return Path(mask_path(self._prefix))
-
-    @property
-    def rejects_path(self) -> Path:
-        """File for rejected lines."""
-        return self._prefix.with_name(self._prefix.name + SIDE_FILE)
-
-    def add_reject(self, reject: Reject) -> None:
-        """Writes the place, reason and content of a bad line to the side file."""
-        if self._rejects is None:
-            self._rejects = self._open(self.rejects_path)
-        line: dict[str, Any] = {"file": str(reject.path), "line": reject.line + 1, "reason": reject.reason}
-        key = "content" if reject.is_complete else "begin"
-        try:
-            line[key] = str(reject.data, "utf-8")
-        except UnicodeDecodeError:
-            line[f"{key}_base64"] = base64.b64encode(reject.data).decode()
-        self._rejects.write(json.dumps(line).encode() + b"\n")
-
-    def finish(self, counts: Counts, num_outputs: int) -> None:
-        """Writes the index.
-
-        Raises:
-            HpcgenError: the pair has no tokens. Megatron-Core cannot read such a pair.
-        """
-        if not self.writer.num_tokens:
-            split = f"{counted(counts.documents_in, 'line')} for {counted(num_outputs, 'output')}"
-            if not counts.tokens and counts.warnings:
-                reason, hint = (
-                    "; ".join(counts.warnings),
-                    "use a tokenizer that knows the text, or every byte",
-                )
-            elif not counts.tokens and counts.rejected == counts.documents_in:
-                reason, hint = f"all {split} are bad", "correct the files"
-            else:
-                reason = split
-                hint = (
-                    "use a smaller data.corpus.num_output_files"
-                    if num_outputs > 1
-                    else "leave out files without text"
-                )
-            raise HpcgenError(f"{self._prefix}: none of its documents has a token ({reason})", hint)
-        self.writer.write_index(self._idx)
-
-    def _open(self, target: Path, swept: bool = False) -> _PairFile:
-        file = self._stack.enter_context(private_file(target, swept=swept))
-        return _PairFile(file, target, self._directory)
-
-
-def _publish(outputs: Sequence[_Output], record: Record, place: Path) -> None:
-    """Publishes all files. Removes stale side files, and records of earlier runs that made each pair as a unit."""
-    files = [file for output in outputs for file in output.files]
-    targets = [file.target for file in files]
-    pairs = [path.with_suffix("") for path in targets if path.suffix == ".bin"]
-    optional = (path for output in outputs for path in (output.rejects_path, output.mask_path))
-    stale = [
-        *(path for path in optional if path not in targets),
-        *(record_path(pair) for pair in pairs if pair != place),
-    ]
-    publish_unit([(file.file, file.target) for file in files], record, place, stale=stale)
-
-
 def _blocks(
     unit: Unit, inputs: list[FileIdentity], corpus: CorpusConfig, context: Context
 ) -> Iterator[Documents]:
@@ -468,39 +349,6 @@ def _blocks(
                 read = source.tell()
                 yield block
             inputs.append(source.finish())
-
-
-def documents(item: Input, source: CheckedFile, corpus: CorpusConfig) -> Iterator[Documents]:
-    """Yields the documents of one input, in blocks."""
-    if item.path.suffix != PARQUET:
-        return read_blocks(item.path, content(item.path, source))
-    from hpcgen.data.parquet import chat_lines, read_rows  # needs the extra `parquet`
-
-    if corpus.chat is not None:
-        return read_blocks(item.path, chat_lines(item.path, source))
-    return read_rows(item.path, source, corpus.json_key)
-
-
-def document_reader(corpus: CorpusConfig, tokenizer: TokenizerConfig) -> Callable[[Documents], Texts]:
-    """Returns a thread-safe function that extracts the texts of a block.
-
-    Raises:
-        HpcgenError: the documents are chats, and the tokenizer has no valid chat template.
-    """
-    read_lines = text_reader(corpus.json_key) if corpus.chat is None else chat_reader(corpus.chat, tokenizer)
-
-    def read(block: Documents) -> Texts:
-        found = read_lines(block) if isinstance(block, Block) else block.read()
-        refuse_rejects(found.rejects, corpus)
-        return found
-
-    return read
-
-
-def refuse_rejects(rejects: Sequence[Reject], corpus: CorpusConfig) -> None:
-    """Raises an error for the first reject, unless bad documents are skipped."""
-    if rejects and corpus.bad_documents == "fail":
-        raise HpcgenError(str(rejects[0]), "correct it, or set bad_documents: skip")
 
 
 _In = TypeVar("_In")
