@@ -17,6 +17,7 @@ from trainer.contract.config.resolve import resolve_model
 from trainer.contract.families.huggingface import model_of
 from trainer.contract.files.git_lfs import pointer_problem
 from trainer.contract.files.regular_file import read_bytes
+from trainer.contract.files.tokenizer_files import SETTINGS
 
 BATCH = {"micro_batch_size": 1, "global_batch_size": 256, "train_iters": 1000}
 LR = 3e-5
@@ -104,7 +105,7 @@ def _tokenizer(directory: Path, document: Any) -> dict[str, Any]:
 def _end_token(directory: Path, config: TokenizerConfig, document: Any) -> str | None:
     """The end token that tokenizer_config.json names, or whose ID config.json has."""
     known = tokenizers.tokens(config)
-    settings = directory / "tokenizer_config.json"
+    settings = directory / SETTINGS
     named = _read(settings).get("eos_token") if settings.is_file() else None
     named = named.get("content") if isinstance(named, dict) else named
     if isinstance(named, str) and named in known:

@@ -142,13 +142,7 @@ def tokenize_files(
     )
     if chat is not None:
         _require_chats(corpus, tokenizer)
-    unit = Unit(
-        stage=TOKENIZE.name,
-        inputs=tuple(Input(name=str(path), path=path) for path in inputs),
-        outputs=(output_prefix.name,),
-        makes_pairs=True,
-        has_masks=chat is not None,
-    )
+    unit = _unit(inputs, output_prefix.name, has_masks=chat is not None)
 
     def advance(step: Step) -> None:
         progress.add(step)
@@ -166,6 +160,17 @@ def tokenize_files(
     except OSError as error:
         raise HpcgenError(f"cannot write {output_prefix}.bin and .idx: {error}") from error
     return _report(record, output_prefix, tokenizer)
+
+
+def _unit(inputs: Sequence[Path], name: str, *, has_masks: bool) -> Unit:
+    """The unit that makes the pair `name` of all inputs."""
+    return Unit(
+        stage=TOKENIZE.name,
+        inputs=tuple(Input(name=str(path), path=path) for path in inputs),
+        outputs=(name,),
+        makes_pairs=True,
+        has_masks=has_masks,
+    )
 
 
 def _require_chats(corpus: CorpusConfig, tokenizer: Tokenizer) -> None:

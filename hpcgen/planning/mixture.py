@@ -96,18 +96,10 @@ def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[R
     pairs = [pair for dataset in datasets if (pair := _read_sizes(dataset.prefix, share))]
     if len(pairs) < len(datasets):
         return []  # the shares of the pairs depend on the sizes of all
-    identities: Sequence[Mapping[str, Any]] = [{"prefix": dataset.prefix} for dataset in datasets]
-    iteration, consumed, earlier = 0, 0, Sampling()
-    is_known = True
-    if record is not None:
-        from trainer.contract.resuming import provenance  # a run's first job has nothing to compare
-
-        identities = provenance.examine(trainer, record, thorough=False).origins["pairs"][
-            provenance.pairs_key(trainer)
-        ]
-        iteration, consumed = record["iteration"], record["consumed_samples"]
-        is_known = record.get("sampling") is not None
-        earlier = sampling.from_dict(record["sampling"]) if is_known else earlier
+    identities = _identities(trainer, datasets, record)
+    iteration, consumed = (record["iteration"], record["consumed_samples"]) if record else (0, 0)
+    is_known = record is None or record.get("sampling") is not None
+    earlier = sampling.from_dict(record["sampling"]) if record and is_known else Sampling()
     packed = _packed(trainer, pairs)
     streams = {
         pair.prefix: _stream(trainer, _documents(pair, share, identity, earlier), identity, earlier, packed)
@@ -146,6 +138,20 @@ def readings(trainer: TrainerConfig, record: Mapping[str, Any] | None) -> list[R
         for phase in plan.phases[-1:]
         for portion, stream in zip(phase.portions, plan.current, strict=True)
     ]
+
+
+def _identities(
+    trainer: TrainerConfig, datasets: Sequence[Dataset], record: Mapping[str, Any] | None
+) -> Sequence[Mapping[str, Any]]:
+    """The identities of the pairs of `datasets`, of which those that the run has read have recorded hashes."""
+    if record is None:
+        return [{"prefix": dataset.prefix} for dataset in datasets]
+    from trainer.contract.resuming import provenance  # a run's first job has nothing to compare
+
+    pairs: Sequence[Mapping[str, Any]] = provenance.examine(trainer, record, thorough=False).origins["pairs"][
+        provenance.pairs_key(trainer)
+    ]
+    return pairs
 
 
 def _mixture(datasets: Sequence[Dataset], streams: Mapping[str, Stream], end: int) -> Mixture:

@@ -11,14 +11,14 @@ from typing import Any
 from trainer.chats.errors import ChatTemplateError
 from trainer.chats.template import ChatTemplate
 from trainer.contract.files.regular_file import read_bytes
-
-TEMPLATE_FILE, SETTINGS, SPECIAL_TOKENS = (
-    "chat_template.jinja",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
+from trainer.contract.files.tokenizer_files import (
+    MORE_TEMPLATES,
+    SETTINGS,
+    SPECIAL_TOKENS,
+    TEMPLATE_FILE,
+    token_text,
 )
-MORE_TEMPLATES = "additional_chat_templates"
-"""Directory of further templates, each NAME.jinja."""
+
 DEFAULT = "default"
 """Name of a tokenizer's main template in transformers."""
 
@@ -118,12 +118,6 @@ def _special_tokens(settings: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in settings.items()
         if key.endswith("_token") and (text := token_text(value)) is not None
     }
-
-
-def token_text(token: Any) -> str | None:
-    """The text of a special token in a file of transformers, where it may be an object. None if it has none."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
 
 
 def _added_tokens(tokenizer_file: Path) -> list[str]:

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.chats.files import (
-    MORE_TEMPLATES,
-    SETTINGS,
-    SPECIAL_TOKENS,
-    TEMPLATE_FILE,
-    template_source,
-    token_text,
-)
+from trainer.chats.files import template_source
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.git_lfs import pointer_problem
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.files.system_calls import sync_path
+from trainer.contract.files.tokenizer_files import (
+    MORE_TEMPLATES,
+    SETTINGS,
+    SPECIAL_TOKENS,
+    TEMPLATE_FILE,
+    token_text,
+)
 from trainer.huggingface.destination import copy_file, write_json, write_text
 from trainer.inference.tokenizer import GPT2_EOD, gpt2_files
 

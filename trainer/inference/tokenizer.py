@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.chats.files import SETTINGS, token_text
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.regular_file import read_bytes
+from trainer.contract.files.tokenizer_files import SETTINGS, token_text
 
 NAMES = ("gpt2", "bytes")
 """Tokenizers with a name: GPT-2's, whose files come with hpcgen, and one ID per byte."""
