@@ -37,27 +37,39 @@ def open_path() -> Generator[Path]:
         yield path
 
 
-@pytest.mark.parametrize("command", ["validate", "render train", "data plan", "data verify", "data status"])
-def test_a_private_corpus_of_another_user_is_named(
-    command: str, open_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def workplace(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`open_path` as the working directory, and as the home of the user."""
     monkeypatch.chdir(open_path)
     for name in ("HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, str(open_path))
-    (open_path / "text").mkdir()
-    (open_path / "text/a.jsonl").write_text('{"text": "some words"}\n')
-    corpus = open_path / "corpus"
+    return open_path
+
+
+@pytest.fixture
+def closed(workplace: Path) -> Path:
+    """A directory in the working directory that other users cannot enter."""
+    path = workplace / "closed"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.mark.parametrize("command", ["validate", "render train", "data plan", "data verify", "data status"])
+def test_a_private_corpus_of_another_user_is_named(command: str, workplace: Path) -> None:
+    (workplace / "text").mkdir()
+    (workplace / "text/a.jsonl").write_text('{"text": "some words"}\n')
+    corpus = workplace / "corpus"
     data = {
         "corpus": {"directory": str(corpus), "source": {"directory": "text"}},
         "tokenizer": {"kind": "bytes"},
     }
-    run = write_yaml(open_path / "run.yaml", minimal_run(data=data, paths={"run_dir": "run"}))
+    run = write_yaml(workplace / "run.yaml", minimal_run(data=data, paths={"run_dir": "run"}))
     assert hpcgen("data", "plan", "-c", run).status == 0
     hpcgen(
         *command.split(), "-c", run
     )  # imports what the command needs: the other user may not see Python's library
     assert corpus.stat().st_mode & 0o777 == 0o700
-    status, printed = as_nobody([*command.split(), "-c", str(run)], open_path / "printed")
+    status, printed = as_nobody([*command.split(), "-c", str(run)], workplace / "printed")
     assert status == 2
     assert f"{corpus}/manifest.jsonl" in printed
     assert "Permission denied" in printed
@@ -74,13 +86,8 @@ def test_a_private_corpus_of_another_user_is_named(
     ],
 )
 def test_what_a_closed_directory_holds_is_not_said_to_be_missing(
-    key: str, value: str, open_path: Path, monkeypatch: pytest.MonkeyPatch
+    key: str, value: str, workplace: Path, closed: Path
 ) -> None:
-    monkeypatch.chdir(open_path)
-    for name in ("HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.setenv(name, str(open_path))
-    closed = open_path / "closed"
-    closed.mkdir(mode=0o700)
     data: dict[str, object] = {"mock": True}
     if key == "data.corpus.directory":
         data = {
@@ -89,10 +96,10 @@ def test_what_a_closed_directory_holds_is_not_said_to_be_missing(
         }
     elif key == "data.datasets":
         data = {}
-    run = write_yaml(open_path / "run.yaml", minimal_run(data=data, paths={"run_dir": "run"}))
+    run = write_yaml(workplace / "run.yaml", minimal_run(data=data, paths={"run_dir": "run"}))
     words = ["validate", "-c", str(run), "--set", f"{key}={value}"]
     hpcgen(*words)  # imports what the command needs
-    status, printed = as_nobody(words, open_path / "printed")
+    status, printed = as_nobody(words, workplace / "printed")
     assert status == 2, printed
     assert f"Permission denied: ask root, who owns {closed}, for access" in printed
     assert "does not exist" not in printed
@@ -103,17 +110,12 @@ def test_what_a_closed_directory_holds_is_not_said_to_be_missing(
     ("words", "status"), [("cluster show closed/mine.yaml", 2), ("validate -c program.yaml", 0)]
 )
 def test_profiles_and_scripts_in_a_closed_directory_are_not_said_to_be_missing(
-    words: str, status: int, open_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, status: int, workplace: Path, closed: Path
 ) -> None:
-    monkeypatch.chdir(open_path)
-    for name in ("HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.setenv(name, str(open_path))
-    closed = open_path / "closed"
-    closed.mkdir(mode=0o700)
     values = {"name": "p", "cluster": "local", "paths": {"run_dir": "run"}}
-    write_yaml(open_path / "program.yaml", {**values, "program": {"command": ["closed/train.py"]}})
+    write_yaml(workplace / "program.yaml", {**values, "program": {"command": ["closed/train.py"]}})
     hpcgen(*words.split())  # imports what the command needs
-    ended, printed = as_nobody(words.split(), open_path / "printed")
+    ended, printed = as_nobody(words.split(), workplace / "printed")
     assert (ended, "does not exist" in printed) == (status, False), printed
     assert f"Permission denied: ask root, who owns {closed}, for access" in printed
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer.transformer_config import TransformerConfig
 
 from hpcgen.planning.mixture import readings
 from hpcgen.run_plan import pair_summary
@@ -23,6 +22,7 @@ from tests.trainer.chat_pairs import Chat, chat_config, random_chats, write_chat
 from tests.trainer.document_runs import CP2, PP2, TP2_SP
 from tests.trainer.inference.models import ONE
 from tests.trainer.runs import DEEPSEEK, GPT, LLAMA, QWEN, Run, finished, run, write_corpus
+from tests.trainer.single_rank import small_router
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
 from trainer.contract.config.resolve import resolve
@@ -33,7 +33,6 @@ from trainer.distributed import groups
 from trainer.inference.groups import open_groups
 from trainer.model import build
 from trainer.model.core_config import transformer_config
-from trainer.model.experts import Router
 from trainer.model.initialization import initialize_by_name
 from trainer.model.kernels import TORCH
 from trainer.model.multi_token import PredictingModel
@@ -361,20 +360,7 @@ def test_experts_are_balanced_over_learned_tokens_only(
 ) -> None:
     """The third sample learns nothing. Its loss is zero, and those of the others are of their learned tokens."""
     length, experts, topk = 8, 4, 2
-    config = TransformerConfig(
-        num_layers=1,
-        hidden_size=16,
-        num_attention_heads=1,
-        num_moe_experts=experts,
-        moe_router_topk=topk,
-        moe_aux_loss_coeff=0.1,
-        moe_z_loss_coeff=0.01,
-        moe_router_load_balancing_type=kind,
-        add_bias_linear=False,
-        calculate_per_token_loss=True,
-        init_method=torch.nn.init.normal_,
-    )
-    router = Router(config=config, pg_collection=process_groups)
+    router = small_router(process_groups, moe_router_topk=topk, moe_router_load_balancing_type=kind)
     inputs = torch.randn(length, 3, 16)
     learned = torch.rand(length, 3) < 0.5
     learned[0], learned[:, 2] = True, False
@@ -396,19 +382,9 @@ def test_experts_are_balanced_over_learned_tokens_only(
 
 
 def test_a_microbatch_that_learns_nothing_balances_nothing(process_groups: ProcessGroupCollection) -> None:
-    config = TransformerConfig(
-        num_layers=1,
-        hidden_size=16,
-        num_attention_heads=1,
-        num_moe_experts=4,
-        moe_aux_loss_coeff=0.1,
-        moe_z_loss_coeff=0.01,
-        moe_router_score_function="sigmoid",
-        moe_router_enable_expert_bias=True,
-        add_bias_linear=False,
-        calculate_per_token_loss=True,
+    router = small_router(
+        process_groups, moe_router_score_function="sigmoid", moe_router_enable_expert_bias=True
     )
-    router = Router(config=config, pg_collection=process_groups)
     probs, _ = router(torch.randn(8, 2, 16), torch.ones(8, 2, dtype=torch.bool))
     (0 * probs).sum().backward()
     assert not router.weight.grad.any()

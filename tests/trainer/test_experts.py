@@ -10,14 +10,13 @@ import numpy
 import pytest
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer.transformer_config import TransformerConfig
 
 from tests.trainer.runs import GPT, LLAMA, MOE, TWO_LAYERS, Run, finished, gpt_config
+from tests.trainer.single_rank import small_router
 from tests.trainer.tensors import assert_same_checkpoint, load_all
 from trainer.contract import config as configuration
 from trainer.contract.config import ConfigError, TrainerConfig
 from trainer.contract.rules.engine import require
-from trainer.model.experts import Router
 
 pytestmark = pytest.mark.process
 
@@ -201,20 +200,7 @@ def test_auxiliary_losses_do_not_depend_on_the_micro_batch_or_the_layout(
 def test_auxiliary_losses_have_the_configured_strength(process_groups: ProcessGroupCollection) -> None:
     """A step divides by the number of tokens, so a loss for a microbatch is multiplied by it."""
     seq_length, batch, experts, topk = 8, 3, 4, 2
-    config = TransformerConfig(
-        num_layers=1,
-        hidden_size=16,
-        num_attention_heads=1,
-        num_moe_experts=experts,
-        moe_router_topk=topk,
-        moe_aux_loss_coeff=0.1,
-        moe_z_loss_coeff=0.01,
-        moe_router_load_balancing_type="aux_loss",
-        add_bias_linear=False,
-        calculate_per_token_loss=True,
-        init_method=torch.nn.init.normal_,
-    )
-    router = Router(config=config, pg_collection=process_groups)
+    router = small_router(process_groups, moe_router_topk=topk, moe_router_load_balancing_type="aux_loss")
     inputs = torch.randn(seq_length, batch, 16)
     probs, chosen = router(inputs)
     (0 * probs).sum().backward()
