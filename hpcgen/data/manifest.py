@@ -76,6 +76,15 @@ def write_manifest(manifest: Manifest, target: Path, share: Share = "private") -
         raise HpcgenError(f"cannot write the manifest {target}: {error.strerror}") from error
 
 
+def planned(job: CorpusJob) -> Manifest:
+    """The manifest of the corpus of a job.
+
+    Raises:
+        HpcgenError: see `read_manifest`.
+    """
+    return read_manifest(manifest_path(job.directory))
+
+
 def read_manifest(path: Path) -> Manifest:
     """Reads the manifest that `hpcgen data plan` wrote.
 

@@ -308,7 +308,7 @@ def _data_stages(jobs: Iterable[Path], now: float) -> tuple[tuple[StageStatus, .
 
     try:
         job = corpus_job.read_job(path, ())
-        planned = manifest.read_manifest(manifest.manifest_path(job.directory))
+        planned = manifest.planned(job)
         return tuple(status.corpus_status(job, planned, (), now)), ""
     except (HpcgenError, OSError) as error:
         return (), redact(str(error))

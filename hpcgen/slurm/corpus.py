@@ -54,7 +54,7 @@ def missing_tasks(plan: Plan) -> MissingTasks:
 
     job = corpus_job(plan.config)
     manifest.require_selection(job)
-    planned = manifest.read_manifest(manifest.manifest_path(job.directory))
+    planned = manifest.planned(job)
     tasks: dict[str, tuple[int, ...]] = {}
     left: dict[str, list[Unit]] = {}
     remade: frozenset[str] = frozenset()
@@ -150,7 +150,7 @@ def _check_records(plan: Plan) -> None:
         return
     job = corpus_job(plan.config)
     records = pair_records.find_records([Path(pair.prefix) for pair in pairs])
-    planned = manifest.read_manifest(manifest.manifest_path(job.directory))
+    planned = manifest.planned(job)
     stale = pair_records.stale_pairs(job, planned, records)
     if not stale:
         return

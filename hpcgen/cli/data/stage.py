@@ -92,7 +92,7 @@ def run_stage(
     if verify_fraction is not None:
         corpus = dataclasses.replace(job.corpus, verify_fraction=verify_fraction)
         job = dataclasses.replace(job, corpus=corpus)
-    planned = manifest.read_manifest(manifest.manifest_path(job.directory))
+    planned = manifest.planned(job)
     if STAGE_ROWS[stage].makes_pairs and job.tokenizer.kind != "bytes":
         from hpcgen.data.tokenizer import missing_gigatoken
 

@@ -68,7 +68,7 @@ def command(
     from hpcgen.run_plan.corpus_job import read_job
 
     job = read_job(config, overrides)
-    planned = manifest.read_manifest(manifest.manifest_path(job.directory))
+    planned = manifest.planned(job)
     found = status.corpus_status(job, planned, stages, time.time())
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(stage) for stage in found], indent=1))
@@ -88,7 +88,7 @@ def _print_missing(
 
     array = planned_array(stage, config, overrides, num_tasks)
     job = read_job(config, overrides)
-    planned = manifest.read_manifest(manifest.manifest_path(job.directory))
+    planned = manifest.planned(job)
     tasks = pending.pending(stage, job, planned).tasks(array.num_tasks)
     if as_json:
         click.echo(json.dumps({"stage": stage, "num_tasks": array.num_tasks, "missing": tasks}))
