@@ -1,4 +1,4 @@
-"""The import graph has no cycles, counting imports inside functions and those for type checkers only."""
+"""The import graph: no cycles, also counting imports inside functions and for type checkers, and no Jinja in ranks."""
 
 from __future__ import annotations
 
@@ -28,6 +28,15 @@ def test_no_package_of_hpcgen_imports_itself_through_others(imports: dict[str, s
     rooms = {name: found for name, found in rooms.items() if name.startswith("hpcgen.")}
     assert "hpcgen.config" in rooms["hpcgen.stages"]
     TopologicalSorter(rooms).prepare()
+
+
+def test_a_rank_starts_without_jinja() -> None:
+    """Only `texts_of` imports it, in a function, for prompts with messages."""
+    graph = grimp.build_graph("trainer", exclude_type_checking_imports=True)
+    chain = ("trainer.train", "trainer.chats.template")
+    assert graph.find_shortest_chain(*chain) is not None
+    graph.remove_import(importer="trainer.chats.prompts", imported="trainer.chats.files")
+    assert graph.find_shortest_chain(*chain) is None
 
 
 def room(module: str) -> str:
