@@ -22,7 +22,6 @@ from hpcgen.errors import HpcgenError
 from hpcgen.planning.environment import Variable
 from hpcgen.run_plan import explanation, plan, release
 from hpcgen.run_plan.explanation import Changes, Comparison, Difference, Explanation
-from hpcgen.slurm.rendering import rendered
 from hpcgen.slurm.rendering.filters import shell_word
 from hpcgen.text import counted
 
@@ -66,6 +65,8 @@ def show_explanation(
 
 def _compare(load: Callable[[], Run], stage: str | None, other: str, cluster: str | None) -> Comparison:
     """The run compared with OTHER: a script, a release, another run file or another profile."""
+    from hpcgen.slurm.rendering import rendered  # reads scripts, which only --diff does
+
     run = load()
     if (script := rendered.find_script(Path(other), stage)) is not None:
         return rendered.compare_with(script, run, api.template_directories(run))

@@ -20,7 +20,7 @@ from hpcgen.text import counted, few
 def check_templates(templates: Sequence[Path], clusters: Sequence[str], *, as_json: bool) -> int:
     """Renders every stage for the profiles `clusters` and prints what is found. Returns the exit status.
 
-    `clusters`: Default: all profiles. `templates` are directories of site templates.
+    `clusters` are names of profiles. Default: all. `templates` are directories of site templates.
 
     Raises:
         HpcgenError: shfmt is missing, or a directory of templates is invalid.
