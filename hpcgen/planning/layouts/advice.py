@@ -74,7 +74,18 @@ def _agreed(facts: Facts, machine: Machine, advice: Sequence[_Advice]) -> Sequen
         return advice
     axes = tuple(dict.fromkeys(axis for each in naming for axis in each.axes))
     common = _faster(facts, machine, axes, WORTH_NAMING)
-    return [replaced(each, faster=common) if each in naming else each for each in advice]
+    if common is None:
+        return advice
+    told = [each for each in naming if each.tell(common) is not None]
+    if not told:  # a remedy for none of them in particular, but the run still needs a warning
+        told = [max(naming, key=_gain)]
+        common = told[0].faster
+    left = [each for each in advice if each in told or each not in naming]
+    return [replaced(each, faster=common) if each in told else each for each in left]
+
+
+def _gain(advice: _Advice) -> float:
+    return advice.faster.gain if advice.faster is not None else 0.0
 
 
 def _identity(problem: Problem) -> tuple[str, str]:
