@@ -6,6 +6,7 @@
 | matrix products, attention and memory-bound kernels | `kernels` |
 | parts of a layer: products with their transfers, attention, MLP and experts | `work`, `linear`, `attention`, `mlp` |
 | recomputation, and waiting for the host | `layer`, `host` |
+| what frozen weights save | `frozen` |
 | embedding, logits, loss and MTP layers | `output` |
 | what does not depend on the pipeline, computed once for several layouts | `parts` |
 | transfers between GPUs | `collectives` |

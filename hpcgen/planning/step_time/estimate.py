@@ -15,6 +15,7 @@ from hpcgen.planning.step_time.data_parallel import (
     least_reductions,
     weight_transfers,
 )
+from hpcgen.planning.step_time.frozen import saved_time
 from hpcgen.planning.step_time.host import AFTER_ROUTING, AFTER_TRANSFERS, host_is_measured
 from hpcgen.planning.step_time.kernels import Kernels, kernels_of
 from hpcgen.planning.step_time.layer import chunk_time
@@ -108,6 +109,10 @@ class Estimator:
         layers = {kind: layer.recomputed if is_all else layer.kept for kind, layer in parts.layers.items()}
         passes = [layers[kind].times(number) for kind, number in pattern.items()]
         total = added([*passes, parts.embedding, parts.mtp, parts.output])
+        if parts.frozen_layers:
+            numbers = range(setup.model.num_layers)
+            saved = saved_time(setup, parts.layers, parts.frozen_layers, numbers)
+            total += Passes(backward=saved.times(-1))
         samples = setup.training.global_batch_size / setup.training.micro_batch_size
         gpus = layout.world_size / layout.tensor_model_parallel_size / layout.context_parallel_size
         return samples * (total.forward.total + total.backward.total) / gpus
@@ -202,6 +207,12 @@ def _chunks(setup: Setup, parts: Parts) -> tuple[list[list[Passes]], list[Consta
         return chunk_time(setup, parts.layers, layers) + waits
 
     chunks = [[chunk_of(layers) for layers in stage] for stage in kinds]
+    if parts.frozen_layers:
+        first = 0
+        for chunk, number in enumerate(setup.layout.chunk_layers):
+            saved = saved_time(setup, parts.layers, parts.frozen_layers, range(first, first + number))
+            chunks[chunk % len(kinds)][chunk // len(kinds)] += Passes(backward=saved.times(-1))
+            first += number
     chunks[0][0] += parts.embedding
     if setup.model.mtp_num_layers is not None:
         chunks[mtp_stage(setup.parallelism)][-1] += parts.mtp

@@ -20,7 +20,7 @@ def embedding_time(device: Device) -> Passes:
     setup, links, group = device.setup, device.links, device.groups.tensor
     values, weights = setup.tokens * setup.model.hidden_size, table_parameter_count(setup)
     # A gradient has all rows of the table, most of which are zero.
-    if not setup.trains_weights:  # a frozen table has no gradient
+    if not device.trains_weights:  # a frozen table has no gradient
         part = device.moving("embedding", 4 * values, 0.0, setup.model.hidden_size)
     else:
         part = device.moving("embedding", 4 * values, 2 * (values + weights), setup.model.hidden_size)

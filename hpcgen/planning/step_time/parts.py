@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar, cast
 
 from hpcgen.planning.step_time.adapters import adapter_parts
 from hpcgen.planning.step_time.attention import attention_parts
+from hpcgen.planning.step_time.frozen import frozen_shares
 from hpcgen.planning.step_time.host import host_time, outside_time, with_waits
 from hpcgen.planning.step_time.layer import Layer
 from hpcgen.planning.step_time.machine import Constant, Machine
@@ -26,6 +28,8 @@ class Parts:
 
     layers: Mapping[bool, Layer]
     """A layer with experts (True) and a dense one (False), if the model has them."""
+    frozen_layers: Mapping[bool, Layer]
+    """The same if none of their weights is trained. Empty without training.freeze."""
     embedding: Passes
     mtp: Passes
     output: Passes
@@ -54,20 +58,25 @@ class KnownParts:
 
     def _parts(self, device: Device) -> Parts:
         tokens, setup = _tokens_key(device), device.setup
+        frozen, kept = dataclasses.replace(device, is_frozen=True), frozen_shares(setup)
         launches = {has_experts: self._launches(device, has_experts) for has_experts in _kinds(device)}
-        layers = {
-            has_experts: Layer.of(setup, self._layer_parts(device, has_experts), self._host * launch.value)
-            for has_experts, launch in launches.items()
-        }
-        embedding = self._once(("embedding", tokens), lambda: embedding_time(device))
-        output = self._once(("output", tokens), lambda: self._output(device))
+        layers, frozen_layers = (
+            {
+                has_experts: Layer.of(setup, self._layer_parts(each, has_experts), self._host * launch.value)
+                for has_experts, launch in (launches.items() if each is device or kept.layers else ())
+            }
+            for each in (device, frozen)
+        )
+        of_embedding, of_output = (frozen if is_kept else device for is_kept in (kept.embedding, kept.output))
+        embedding = self._once(("embedding", tokens), lambda: embedding_time(of_embedding))
+        output = self._once(("output", tokens), lambda: self._output(of_output))
         mtp = Passes()
         if setup.model.mtp_num_layers is not None:
             mtp = mtp_time(device, layers[last_layer_has_experts(setup.model)], embedding)
-        return Parts(layers, embedding, mtp, output, tuple(launches.values()))
+        return Parts(layers, frozen_layers, embedding, mtp, output, tuple(launches.values()))
 
     def _layer_parts(self, device: Device, has_experts: bool) -> list[Part]:
-        tokens = _tokens_key(device)
+        tokens = _tokens_key(device), device.is_frozen
         attention = self._once(("attention", tokens), lambda: attention_parts(device))
         key = "adapters", has_experts, tokens, _experts_key(device)
         adapters = self._once(key, lambda: adapter_parts(device, has_experts=has_experts))

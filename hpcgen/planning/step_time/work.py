@@ -122,6 +122,13 @@ class Device:
     """Lengths of the documents of a sample in tokens, if they are separate."""
     imbalance: float
     """Tokens of the experts of the busiest device, relative to the mean."""
+    is_frozen: bool = False
+    """True for parts of the model of which no weight is trained (training.freeze)."""
+
+    @property
+    def trains_weights(self) -> bool:
+        """True if the weights of the model have gradients: they are not frozen, and adapters do not replace them."""
+        return self.setup.trains_weights and not self.is_frozen
 
     @property
     def precision(self) -> Precision:
@@ -142,9 +149,9 @@ class Device:
     def products(
         self, tokens: float, outputs: float, inputs: float, precision: Precision, groups: int = 1
     ) -> Products:
-        """The products of a linear layer of the model. With adapters, its weight is frozen and has no gradient."""
+        """The products of a linear layer of the model. A frozen weight has no gradient."""
         found = self.trained_products(tokens, outputs, inputs, precision, groups)
-        return found if self.setup.trains_weights else found._replace(weight_gradient=0.0)
+        return found if self.trains_weights else found._replace(weight_gradient=0.0)
 
     def trained_products(
         self, tokens: float, outputs: float, inputs: float, precision: Precision, groups: int = 1

@@ -120,10 +120,16 @@ class FlopCounter(Kernels):
         (MIXTRAL_3_LAYERS, {"ranks": 4, "ep": 2, "tp": 2}),
         (MIXTRAL_3_LAYERS, {"ranks": 4, "tp": 4, "moe_token_dispatcher_type": "allgather"}),
         (LATENT, {"ranks": 4, "tp": 2, "ep": 4, "expert_tensor_parallel_size": 1}),
+        (LLAMA, {"freeze": ("embedding.*", "decoder.layers.[0-3].*")}),
+        (LLAMA, {"freeze": ("decoder.layers.[0-3].*", "output_layer.*")}),
+        (LLAMA, {"freeze": ("embedding.*", "decoder.layers.0.*", "*.linear_qkv.*", "*.linear_fc2.*")}),
+        (GPT, {"freeze": ("embedding.*", "*.mlp.*"), "micro": 2}),
+        (MIXTRAL_3_LAYERS, {"ranks": 4, "ep": 4, "freeze": ("embedding.*", "*.experts.*")}),
     ],
     ids=[
         *("GPT", "Llama", "window", "TP", "CP ring", "CP heads", "CP gathered", "CP in two levels"),
         *("EP", "ETP", "allgather", "latent attention with shared experts and MTP"),
+        *("frozen half", "frozen below the embedding", "frozen parts", "frozen MLPs", "frozen experts"),
     ],
 )
 def test_all_products_of_the_model_are_counted(
@@ -134,7 +140,7 @@ def test_all_products_of_the_model_are_counted(
     found = setup(model, **keys)
     tokens = found.training.global_batch_size * model.seq_length
     pairs = found.training.global_batch_size * visible_pairs(model, [model.seq_length])
-    expected = flops(model, tokens, pairs)
+    expected = flops(model, tokens, pairs, found.training.freeze)
     counted = estimate_step_time(found, H200).compute * found.layout.world_size
     assert counted == pytest.approx(expected, rel=1e-6)
 
@@ -155,6 +161,25 @@ def test_steps_of_one_gpu(
 ) -> None:
     """Steps of the trainer on an H200 (docs/performance.md), from general constants alone."""
     assert step(model, **run).total * 1e3 == pytest.approx(measured_ms, rel=tolerance)
+
+
+def test_frozen_weights_shorten_the_step() -> None:
+    """The forward pass takes as long. What the upper half of a pipeline receives still has gradients."""
+    half = ("embedding.*", "decoder.layers.[0-3].*")
+    for keys in (
+        {},
+        {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    ):
+        full, upper, head = (
+            step(LLAMA, freeze=freeze, **keys) for freeze in ((), half, ("decoder.*", "emb*"))
+        )
+        assert full.stages[0].forward == upper.stages[0].forward == head.stages[0].forward
+        whole, half_of_it, rest = (each.stages[0].backward for each in (full, upper, head))
+        assert 0.45 < (half_of_it - rest) / (whole - rest) < 0.5  # the embedding is frozen too
+        assert full.optimizer > upper.optimizer > head.optimizer
+    lower, upper_stage = step(LLAMA, ranks=2, pp=2, freeze=half).stages
+    assert lower.backward < 0.05 * lower.forward
+    assert upper_stage == step(LLAMA, ranks=2, pp=2).stages[1]
 
 
 def test_parts_add_up() -> None:
@@ -354,6 +379,7 @@ def test_unequal_experts_take_longer() -> None:
             overlap_param_gather=False,
         ),
         setup(LLAMA, ranks=2048, tp=4, pp=2, num_microbatches=2),
+        setup(LLAMA, ranks=8, pp=2, freeze=("embedding.*", "decoder.layers.[0-5].*", "*.mlp.*")),
         setup(
             LLAMA,
             ranks=8,
