@@ -87,9 +87,7 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Exists = os.path.exi
     # jobs are queued in the order of the table, whatever the order of the words
     ordered = [STAGES[name] for name in STAGES if name in stages]
     config = absolute_paths(run.config, run.directory)
-    queued = (stage.queued_stage(config) for stage in ordered)
-    # a stage that a job queues follows the same rules
-    checked = list(dict.fromkeys((*ordered, *(stage for stage in queued if stage is not None))))
+    checked = _with_queued(ordered, config)
     reads_trainer_config = any(stage.reads_trainer_config for stage in ordered) and not _has_program(run)
     # a run file without its sections has no training to plan; _missing_keys reports them
     must_fit = config.memory_check == "error" and any(stage.trains for stage in checked)
@@ -133,6 +131,12 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Exists = os.path.exi
         ),
         unchecked=unchecked,
     )
+
+
+def _with_queued(stages: Sequence[Stage], config: RunConfig) -> list[Stage]:
+    """The stages, and those that their jobs queue, which follow the same rules."""
+    queued = (stage.queued_stage(config) for stage in stages)
+    return list(dict.fromkeys((*stages, *(stage for stage in queued if stage is not None))))
 
 
 def _problems(

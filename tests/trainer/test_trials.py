@@ -123,3 +123,12 @@ def test_a_trial_that_hangs_while_it_imports_torch_says_so(tmp_path: Path) -> No
     assert result is not None
     assert result.status == "hung"
     assert "device.py" in result.reason
+
+
+def test_a_trial_that_cannot_import_torch_says_why(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: no such file')\n")
+    [done], result = run_trial(tmp_path, 1, modules=tmp_path)
+    assert done.returncode == 1
+    assert result is not None
+    assert (result.status, result.reason) == ("failed", "libcudart.so.13: no such file")
+    assert "Traceback" in done.stderr

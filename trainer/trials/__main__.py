@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
+from typing import Literal
 
 from trainer.contract.config import ConfigError, read_as
 from trainer.contract.errors import Exit, LostPeersError, TrainerError
@@ -59,30 +60,24 @@ class _Rank:
         limit.daemon = True
         limit.start()
         quiet_libraries()
+        trainer, name = self._trial.trainer, self._trial.name
         try:
-            self._write(self._measure())
+            device.prepare(trainer.device)
+            if trainer.training.deterministic_mode:
+                device.make_deterministic()
+            from trainer.trials import trial  # imports megatron.core, so it must come after `device.prepare`
+        except Exception as error:
+            leave(self._report(error, self._ended("failed", f"{error}")))
+        try:
+            self._write(trial.measure(trainer, self._config.warmup_steps, self._config.steps, name))
         except LostPeersError as error:
             leave(error.exit_code, str(error))  # the rank that ended first, or the job, says why
         except Exception as error:
-            status = self._report(error)
-            leave(status)
+            leave(self._report(error, trial.failure(error, trainer, name)))
         return Exit.DONE
 
-    def _measure(self) -> TrialResult | None:
-        """The result on rank 0, and None on the others."""
-        trainer = self._trial.trainer
-        device.prepare(trainer.device)
-        if trainer.training.deterministic_mode:
-            device.make_deterministic()
-        from trainer.trials import trial  # imports megatron.core, so it must come after `device.prepare`
-
-        return trial.measure(trainer, self._config.warmup_steps, self._config.steps, self._trial.name)
-
-    def _report(self, error: Exception) -> Exit:
+    def _report(self, error: Exception, failure: TrialResult) -> Exit:
         """Write why this rank failed. Returns the exit status."""
-        from trainer.trials import trial  # see `_measure`
-
-        failure = trial.failure(error, self._trial.trainer, self._trial.name)
         self._write(failure)
         if isinstance(error, TrainerError) or failure.status == "out of memory":
             print(f"trial: {failure.reason}", file=sys.stderr, flush=True)
@@ -95,11 +90,14 @@ class _Rank:
         ranks, limit_s = find_ranks(os.environ), self._config.time_limit_s
         reason = f"no result after {limit_s} s; rank {ranks.rank} on {node_name()} was at {current_line()}"
         faulthandler.dump_traceback()
-        hung = TrialResult(
-            name=self._trial.name, status="hung", job=job_id(), nodes=(node_name(),), reason=reason
-        )
-        self._write(hung)
+        self._write(self._ended("hung", reason))
         leave(Exit.HUNG, reason)
+
+    def _ended(self, status: Literal["failed", "hung"], reason: str) -> TrialResult:
+        """The result of a trial that this rank has ended."""
+        return TrialResult(
+            name=self._trial.name, status=status, job=job_id(), nodes=(node_name(),), reason=reason
+        )
 
     def _write(self, result: TrialResult | None) -> None:
         """Write the result, unless another rank has."""

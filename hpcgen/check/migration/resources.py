@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from hpcgen.check.lint.job import Job
-from hpcgen.check.lint.launch import Launch
+from hpcgen.check.lint.launch import Launch, Step
 from hpcgen.check.lint.rules.mounts import mounts_of
 from hpcgen.check.lint.words import Word
 from hpcgen.check.lint.wrappers import CONTAINERS
@@ -290,19 +290,7 @@ def carry_container(job: Job, launch: Launch, carried: Carried, cluster: Cluster
     for option in step.options:
         if option.name in ("container-image", "container-mounts", "container-workdir", "container-writable"):
             carried.claim(option)
-    image = step.option("container-image")
-    if image and image.value:
-        # enroot separates the registry with #; docker:// is what it assumes anyway
-        name = re.sub(r"^([\w-]+(?:\.[\w-]+)+)/", r"\1#", image.text.removeprefix("docker://"))
-        if is_sure(image.value) and _fits(Image, name):
-            carried.put("container.image", name)
-        else:
-            why = (
-                unknown(image.value)
-                if not is_sure(image.value)
-                else "container.image must be an absolute path, or REGISTRY#IMAGE:TAG"
-            )
-            carried.leave(image.word.line, f"--container-image={image.text}", why)
+    _image(step, carried)
     last = step.all("container-mounts")[-1:]  # pyxis uses the last one
     given = [("--container-mounts", option.word.line, option.value) for option in last if option.value]
     _mounts(given, carried, shown)
@@ -314,6 +302,24 @@ def carry_container(job: Job, launch: Launch, carried: Carried, cluster: Cluster
             carried.leave(workdir.word.line, f"--container-workdir={workdir.text}", unknown(workdir.value))
     if step.option("container-writable"):
         carried.put("container.writable", True)
+
+
+def _image(step: Step, carried: Carried) -> None:
+    """Carries over the image of pyxis."""
+    image = step.option("container-image")
+    if not (image and image.value):
+        return
+    # enroot separates the registry with #; docker:// is what it assumes anyway
+    name = re.sub(r"^([\w-]+(?:\.[\w-]+)+)/", r"\1#", image.text.removeprefix("docker://"))
+    if is_sure(image.value) and _fits(Image, name):
+        carried.put("container.image", name)
+        return
+    why = (
+        unknown(image.value)
+        if not is_sure(image.value)
+        else "container.image must be an absolute path, or REGISTRY#IMAGE:TAG"
+    )
+    carried.leave(image.word.line, f"--container-image={image.text}", why)
 
 
 def _mounts(given: Iterable[tuple[str, int, Word]], carried: Carried, shown: Collection[str]) -> None:
