@@ -18,7 +18,7 @@ from trainer.contract.code.user_code import UserCode
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import Scope, TrainerError
 from trainer.contract.files import checkpoint_files
-from trainer.contract.files.checkpoint_files import FORMAT, METADATA, STARTED, TRACKER, Checkpoint
+from trainer.contract.files.checkpoint_files import METADATA, STARTED, TRACKER, Checkpoint
 from trainer.contract.files.run_directory import RunDirectory, publish
 from trainer.contract.problem import Problem, listed
 from trainer.contract.resuming import base_model, evidence, hyperparameters, provenance
@@ -182,11 +182,8 @@ def _source(
 def _require_readable(found: Checkpoint, config: TrainerConfig, *, weights_only: bool, is_own: bool) -> None:
     """Raise TrainerError on all ranks if `config` cannot use what the checkpoint contains."""
     record = found.record or {}
-    if record.get("format", FORMAT) > FORMAT:
-        raise TrainerError(
-            f"{found.path} was written by a later version of the trainer (format {record['format']}). Use that version",
-            scope=Scope.ALL_RANKS,
-        )
+    if problem := checkpoint_files.format_problem(found.path, record):
+        raise TrainerError(problem, scope=Scope.ALL_RANKS)
     if record.get("weights_only") and not weights_only:
         writer = "average" if record.get("averaged") else "import"
         raise TrainerError(

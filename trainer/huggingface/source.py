@@ -10,7 +10,6 @@ from trainer.contract.config import ConfigError, LoraConfig, ModelConfig, from_d
 from trainer.contract.config.resolve import resolve_model
 from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
-from trainer.contract.files.checkpoint_files import FORMAT
 from trainer.contract.problem import listed
 from trainer.contract.resuming import base_model
 from trainer.contract.resuming.record_shape import origins
@@ -37,7 +36,7 @@ class Source:
         """The adapters, without dropout. Its rank is null if there are none."""
         if self.base is None:
             return LoraConfig()
-        return from_dict(LoraConfig, self.record["lora"] | {"dropout": 0.0}, f"{self.path}: lora")
+        return base_model.adapters(self.path, self.record)
 
     @property
     def huggingface_origin(self) -> dict[str, Any]:
@@ -63,8 +62,8 @@ def read_source(path: Path) -> Source:
     if problems:
         raise TrainerError(f"{path} is not a valid checkpoint: {listed(problems)}")
     record = found.record or _read_foreign(path)
-    if record.get("format", FORMAT) > FORMAT:
-        raise TrainerError(f"{path} was written by a later version of the trainer. Use that version")
+    if problem := checkpoint_files.format_problem(path, record):
+        raise TrainerError(problem)
     try:
         model = resolve_model(from_dict(ModelConfig, record["model"], f"{path}: model"))
     except ConfigError as error:

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from trainer.contract.config import (
     BlendConfig,
-    LoraConfig,
     ModelConfig,
     OptimizerConfig,
     ParallelismConfig,
@@ -124,8 +123,8 @@ def inference_config(
         TrainerError: the record has an unknown or invalid key, or the model cannot be split in this way.
     """
     record = found.record or _record_of_megatron_lm(found.path, vocab_size)
-    if record.get("format", checkpoint_files.FORMAT) > checkpoint_files.FORMAT:
-        raise TrainerError(f"{found.path} was written by a later version of the trainer. Use that version")
+    if problem := checkpoint_files.format_problem(found.path, record):
+        raise TrainerError(problem)
     unused = {"attention_dropout": 0.0, "hidden_dropout": 0.0, "mtp_num_layers": None}
     recorded: dict[str, Any] = record["model"] | unused
     model = from_dict(ModelConfig, recorded, f"{found.path / checkpoint_files.COMPLETE}: model")
@@ -150,7 +149,7 @@ def inference_config(
         training=training,
         optimizer=OptimizerConfig(lr=1.0, lr_warmup_iters=0),
         data=_documents(record),
-        lora=_adapters(found.path, record),
+        lora=base_model.adapters(found.path, record),
     )
     require(config, FORWARD)
     return resolve(config)
@@ -161,13 +160,6 @@ def _documents(record: Mapping[str, Any]) -> BlendConfig:
     names = ("sft", "reset_attention_mask", "reset_position_ids", "eod_mask_loss", "eod_id")
     recorded = record.get("data", {})
     return BlendConfig(mock=True, **{name: recorded[name] for name in names if name in recorded})
-
-
-def _adapters(path: Path, record: Mapping[str, Any]) -> LoraConfig:
-    if not base_model.has_adapters(record):
-        return LoraConfig()
-    where = f"{path / checkpoint_files.COMPLETE}: lora"
-    return from_dict(LoraConfig, record["lora"] | {"dropout": 0.0}, where)
 
 
 def _uneven_layout(num_layers: int, stages: int) -> str | None:

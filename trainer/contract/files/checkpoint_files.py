@@ -272,6 +272,14 @@ def _checksum(record: Mapping[str, Any]) -> str:
     return sha256(text.encode())
 
 
+def format_problem(path: Path, record: Mapping[str, Any]) -> str | None:
+    """Why this version cannot use the checkpoint at `path` with this `record`; None if it can."""
+    written = record.get("format", FORMAT)  # a checkpoint of Megatron-LM has none
+    if written <= FORMAT:
+        return None
+    return f"{path} was written by a later version of the trainer (format {written}). Use that version"
+
+
 def describe_file(path: Path, on_bytes: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
     """Size and SHA-256 of a file, as in the record. Calls `on_bytes` with the number of bytes of each read."""
     digest, size = file_sha256(path, on_bytes)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.code.code_record import SHA256_DIGITS
-from trainer.contract.config import LoraConfig
+from trainer.contract.config import LoraConfig, from_dict
 from trainer.contract.errors import TrainerError
 from trainer.contract.files import checkpoint_files
 from trainer.contract.files.checkpoint_files import INDEX, METADATA, Checkpoint
@@ -34,6 +34,19 @@ def rank_of(record: Mapping[str, Any]) -> int:
     """Rank of the adapters in a checkpoint that has some."""
     rank: int = record["lora"]["rank"]
     return rank
+
+
+def adapters(path: Path, record: Mapping[str, Any]) -> LoraConfig:
+    """The section `lora` of the checkpoint at `path`, without dropout. Its rank is null if there are no adapters.
+
+    Raises:
+        ConfigError: the record has an unknown or invalid key.
+    """
+    if not has_adapters(record):
+        return LoraConfig()
+    return from_dict(
+        LoraConfig, record["lora"] | {"dropout": 0.0}, f"{path / checkpoint_files.COMPLETE}: lora"
+    )
 
 
 def mismatch(
