@@ -203,9 +203,8 @@ def _loaded(
     mistakes += [located(_with_default(problem), document) for problem in problems]
     name = document.get("cluster")
     profile = None
-    if isinstance(name, str) and not any(
-        constraint_problems(ProfileName, name)
-    ):  # `build` reports other values
+    # `build` reports other values.
+    if isinstance(name, str) and not any(constraint_problems(ProfileName, name)):
         try:
             profile = profiles[name] if name in profiles else read_profile(name, directory, document)
             profiles[name] = profile

@@ -119,9 +119,8 @@ def read_blocks(path: Path, content: Iterable[bytes]) -> Iterator[Block]:
         if end:
             parts[-1], rest = piece[:end], piece[end:]
             found = _blocks(path, line, b"".join(parts))
-        elif (
-            size > _BLOCK_BYTES + LONGEST_LINE
-        ):  # up to _BLOCK_BYTES of complete lines may precede the long one
+        # Up to _BLOCK_BYTES of complete lines may precede the long one.
+        elif size > _BLOCK_BYTES + LONGEST_LINE:
             found, rest = _blocks_around_long_line(path, line, b"".join(parts), pieces)
         else:
             continue

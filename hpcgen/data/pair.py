@@ -92,10 +92,8 @@ class Pair:
         """Yields the first error of each kind in the index. `open_pair` has already checked its header and its end."""
         index = idx_path(self.prefix)
         size, needed = index.stat().st_size, HEADER_BYTES + 12 * len(self.lengths) + 8 * len(self.bounds)
-        if size not in (
-            needed,
-            needed + len(self.lengths),
-        ):  # Megatron may append a mode (1 byte) per sequence
+        # Megatron may append a mode (1 byte) per sequence.
+        if size not in (needed, needed + len(self.lengths)):
             yield problem_of(index, f"the size is {size:,} bytes, but its header requires {needed:,}")
         yield from self._sequence_faults()
         if self.bounds[0] != 0 or self.bounds[-1] != len(self.lengths):

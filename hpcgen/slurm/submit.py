@@ -117,9 +117,8 @@ def _submit(
     try:
         with ExitStack() as stack:
             folder = run_dir / "submitit"
-            if (
-                plan.config.share == "group"
-            ):  # others could replace the folder, and the job needs nothing in it
+            # Others could replace the folder, and the job needs nothing in it.
+            if plan.config.share == "group":
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             executor = SlurmExecutor(folder, python=shell_word(stage.python))
             parameters = submitit_parameters(stage, script, dependency, tasks, own_command=own_command)

@@ -96,9 +96,8 @@ class Form:
     ) -> torch.Tensor:
         """The values of a sample under `name`: `length` integers from 0 to `limit` - 1. Default: a length of s."""
         values, length = sample[name], length or self.seq_length
-        if isinstance(
-            values, numpy.ndarray
-        ):  # torch lacks some unsigned types, and warns of read-only arrays
+        # torch lacks some unsigned types, and warns of read-only arrays
+        if isinstance(values, numpy.ndarray):
             values = torch.from_numpy(
                 values.astype(numpy.int64) if values.dtype.kind in "iub" else values.copy()
             )

@@ -123,9 +123,8 @@ def _one_blend(
     data = record.get("data") or {}
     if data.get("mock") or data.get("dataset"):
         return Sampling()
-    if not (
-        data.get("datasets") or data.get("train")
-    ):  # Megatron-LM's pairs may be in a file that it does not save
+    # Megatron-LM's pairs may be in a file that it does not save.
+    if not (data.get("datasets") or data.get("train")):
         data = current["data"]
     key = "data.datasets" if data.get("datasets") else "data.train"
     training = {**current["training"], **record.get("training", {})}

@@ -147,9 +147,8 @@ def announce(error: TrainerError, run: RunDirectory | None) -> None:
     _announced.add(error)
     _print(str(error))
     if run is not None and not error.retry:
-        with contextlib.suppress(
-            OSError
-        ):  # the reason is in the log, and the run directory may be the problem
+        # The reason is in the log, and the run directory may be the problem.
+        with contextlib.suppress(OSError):
             try:
                 publish(run.failed, f"{error}\n")
             except OSError:  # an empty file fits on a full disk, and is enough for the batch script
@@ -166,9 +165,8 @@ def leave(status: int, line: str | None = None) -> NoReturn:
         _print(line)
     for child in multiprocessing.active_children():
         child.kill()
-    if (
-        threading.current_thread() is threading.main_thread()
-    ):  # in other threads, flushing could block on its locks
+    # In other threads, flushing could block on its locks.
+    if threading.current_thread() is threading.main_thread():
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)

@@ -175,9 +175,8 @@ class TrainingModel:
             return chunk(input_ids=None, position_ids=None, attention_mask=None), None
         batch = next(batches)
         labels = {}
-        if (
-            self.config.model.mtp_num_layers is not None
-        ):  # Core computes the losses of these layers in any case
+        # Core computes the losses of these layers in any case.
+        if self.config.model.mtp_num_layers is not None:
             self._objective.measure(False)
             labels = {"labels": batch.labels, **self._objective.begin(chunk, batch)}
         output = chunk(
@@ -193,9 +192,8 @@ class TrainingModel:
         config, layout = self.config, self.config.parallelism
         seq_length, size = config.model.seq_length, config.training.micro_batch_size
         length = seq_length
-        if not (
-            layout.tp_comm_overlap or config.training.cuda_graph_impl != "none"
-        ):  # they have a fixed shape
+        # Overlap and graphs are set up for one shape.
+        if not (layout.tp_comm_overlap or config.training.cuda_graph_impl != "none"):
             unit = math.lcm(PADDED_TO, 2 * self._groups.cp.size() * self._groups.tp.size())
             length = min(-(-longest // unit) * unit, seq_length)
             size = min(num_rows, max(1, size * seq_length // length))

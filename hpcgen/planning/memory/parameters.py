@@ -114,9 +114,8 @@ def _bytes(setup: Setup, counts: Counts, trained: Counts) -> ParameterBytes:
         bytes_per_parameter(setup, "table").times(counts.tables, trained.tables),
         bytes_per_parameter(setup, "layer").times(counts.layers, trained.layers),
     ]
-    if (
-        counts.experts
-    ):  # a dense model may have more instances of the optimizer than ranks with the same experts
+    # A dense model may have more instances of the optimizer than ranks with the same experts.
+    if counts.experts:
         of_expert = bytes_per_parameter(setup, "layer", of_expert=True)
         parts.append(of_expert.times(counts.experts, trained.experts))
     return ParameterBytes(*map(sum, zip(*parts, strict=True)))
