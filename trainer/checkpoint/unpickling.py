@@ -44,8 +44,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 
 from trainer.contract.files import checkpoint_index
+from trainer.contract.files.checkpoint_files import INDEX
 from trainer.contract.files.checkpoint_index import (
-    INDEX,
     CheckpointIndex,
     ForbiddenError,
     StoredTensor,
