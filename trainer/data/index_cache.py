@@ -14,8 +14,8 @@ from trainer.contract.config.resolve import resolve
 from trainer.contract.errors import TrainerError
 from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.rules.engine import SAMPLES, require
+from trainer.data.command_line import config_parser
 from trainer.data.progress import of_next_attempt
-from trainer.data.single_process import config_parser
 from trainer.distributed import device
 from trainer.distributed.loopback import single_process_group
 from trainer.metrics.console import quiet_libraries

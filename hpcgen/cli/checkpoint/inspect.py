@@ -21,7 +21,7 @@ from hpcgen.report.essentials import shown, text
 from hpcgen.report.words import moment
 from hpcgen.text import counted, few, harmless, size_text
 from trainer.contract.files.checkpoint_files import FORMAT, consumed_tokens
-from trainer.contract.resuming import base_model, sampling
+from trainer.contract.resuming import base_model, record_shape, sampling
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.index import Tensor
@@ -142,7 +142,7 @@ def _origin_of_weights(record: Mapping[str, Any]) -> tuple[str, str]:
         of = Path(averaged[-1]["path"]).parent
         what = "the mean of iterations" if len(averaged) > 1 else "the moving average of iteration"
         return "averaged", f"{moment(record['time'])}, {what} {iterations} of {of}"
-    origins = record.get("origins", {})
+    origins = record_shape.origins(record)
     if peft := origins.get("peft"):
         return "imported", f"{moment(record['time'])} from {peft['name']} (PEFT)"
     origin = origins.get("huggingface", {})
