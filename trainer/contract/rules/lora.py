@@ -13,6 +13,7 @@ from trainer.contract.model.adapters import (
     matches,
     targets,
 )
+from trainer.contract.model.experts import expert_tensor_parallel_size
 from trainer.contract.problem import Problem
 from trainer.contract.rules.experts import ETP, GROUPED_GEMM
 from trainer.contract.rules.facts import Facts, Rule, unread
@@ -122,7 +123,7 @@ def adapters_of_experts_are_complete(facts: Facts) -> Iterator[Problem]:
     if facts.lora.rank is None or not any(linear.num_experts for linear in _targets(facts)):
         return
     layout, without = facts.parallelism, "choose linear layers without experts in lora.target_modules"
-    etp = layout.expert_tensor_parallel_size or layout.tensor_model_parallel_size
+    etp = expert_tensor_parallel_size(layout)
     if etp > 1:
         reason = f"divides each expert over {etp} ranks, but the adapters of experts are not divided"
         yield Problem(ETP, reason, without, candidates=[1], about=(RANK, TARGETS))
