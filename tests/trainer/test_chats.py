@@ -157,7 +157,7 @@ def test_the_log_counts_what_is_cut_and_left_out(tmp_path: Path) -> None:
     prefix = write_chats(tmp_path / "chats", [*whole, cut, too_long, silent])
     log: list[str] = []
     datasets(chat_config(prefix, tmp_path / "run"), log)
-    [line] = [line for line in log if "full" in line]
+    [line] = [line for line in log if "% full" in line]
     tokens = sum(len(tokens) - 1 for tokens, _ in whole) + 19
     learned = sum(sum(mask) for _, mask in whole) + 10
     assert (
