@@ -84,11 +84,11 @@ def test_help_imports_nothing_that_commands_do_their_work_with(tmp_path: Path) -
     assert [name for name in modules if f"{name}.".startswith(WORK)] == []
 
 
-@pytest.mark.parametrize("command", ["render", "validate"])
+@pytest.mark.parametrize("command", ["render", "validate", "explain"])
 def test_a_first_job_imports_what_it_needs(command: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()  # as hpcgen init does
     write_yaml(tmp_path / "run.yaml", big_run(paths={"run_dir": "run"}))
-    arguments = ["render", "train"] if command == "render" else ["validate"]
+    arguments = ["render", "train"] if command == "render" else [command]
     program = f"from hpcgen.cli.main import main; main({[*arguments, '-c', 'run.yaml']})"
     modules = imported_modules(program, tmp_path)
     assert "hpcgen.run_plan.plan" in modules

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -67,8 +67,8 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value):
         return float(value)
     try:
-        moment = parsedate_to_datetime(value).timestamp()
-        now = parsedate_to_datetime(headers["Date"]).timestamp() if "Date" in headers else time.time()
+        moment = _date(value).timestamp()
+        now = _date(headers["Date"]).timestamp() if "Date" in headers else time.time()
     except (ValueError, TypeError):
         return None
     return max(0.0, moment - now)
@@ -83,7 +83,7 @@ def content_validator(response: httpx2.Response) -> str | None:
     if headers.get("ETag", "").startswith('"'):
         return str(headers["ETag"])
     try:
-        changed, now = (parsedate_to_datetime(headers[name]) for name in ("Last-Modified", "Date"))
+        changed, now = (_date(headers[name]) for name in ("Last-Modified", "Date"))
     except (KeyError, ValueError, TypeError):
         return None
     return str(headers["Last-Modified"]) if (now - changed).total_seconds() >= 60 else None
@@ -102,3 +102,16 @@ def range_start(response: httpx2.Response) -> int | None:
     """Offset in the file of the first byte of a partial response; None if the response does not state it."""
     match = re.match(r"bytes (\d{1,18})-", response.headers.get("Content-Range", ""))
     return int(match[1]) if match else None
+
+
+def _date(value: str) -> datetime:
+    """The date in a header.
+
+    Raises:
+        ValueError: it is none.
+    """
+    from email.utils import (
+        parsedate_to_datetime,
+    )  # imports socket
+
+    return parsedate_to_datetime(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 
 from hpcgen.errors import ConfigErrors, HpcgenError
@@ -27,6 +26,8 @@ def require_this_machine(plan: Plan) -> None:
 
 
 def _require_trainer() -> None:
+    from importlib.metadata import PackageNotFoundError  # imports email and socket
+
     for module, package in (("torch", "torch"), ("megatron", "megatron-core")):
         if find_spec(module) is None:
             raise PackageNotFoundError(package)
