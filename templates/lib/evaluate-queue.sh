@@ -41,8 +41,7 @@ queue_evaluations() {
 # NAME: queues a job for the checkpoint. As a singleton, it starts after the run's other evaluation jobs have ended.
 queue_evaluation() {
     local answer='' problem errors=$held/sbatch.log
-    if find_evaluation "$1" 2>"$errors" && { [[ $answer ]] ||
-        answer=$(queued_script | timeout --kill-after=5 30 sbatch --parsable --dependency=singleton --comment="$(queued_comment) $run_dir/$1" /dev/stdin "$run_dir/$1" 2>"$errors"); }; then
+    if find_evaluation "$1" 2>"$errors" && { [[ $answer ]] || answer=$(submit_evaluation "$1" 2>"$errors"); }; then
         queued+=" $1"
         mkdir -p -- "${evaluation_queue%/*}" && { list_queued; echo "$1 ${answer%%;*}"; } | write_file "$evaluation_queue"
         say "queued job ${answer%%;*} to evaluate $1"
@@ -53,6 +52,11 @@ queue_evaluation() {
         say "WARNING: no job queued to evaluate $1: ${problem:-Slurm does not answer}; trying again every $evaluation_poll_s s while training (by hand: hpcgen submit evaluate)" >&2
     queue_problem=$problem
     return 1
+}
+# NAME: submits the job and prints its ID.
+submit_evaluation() {
+    queued_script | timeout --kill-after=5 30 sbatch --parsable --dependency=singleton \
+        --comment="$(queued_comment) $run_dir/$1" /dev/stdin "$run_dir/$1"
 }
 # The comment in the script's directives, without the quotes of a comment with spaces.
 queued_comment() { queued_script | sed -n 's/^#SBATCH --comment="\?\([^"]*\)"\?$/\1/p'; }

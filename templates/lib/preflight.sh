@@ -67,7 +67,7 @@ job_field() { sed -n "s/.* $1=\([^ ]*\).*/\1/p" <<<"$job_text" | sed 's/(null)//
 
 # Requeues the job with the bad nodes excluded.
 exclude_and_requeue() {
-    local count list left try changes name pool answer refusal='' by_user=() asked=$held/excluded_by_user
+    local count list changes excluded=()
     [[ ${good[*]-} || -z ${bad[1]-} ]] || die "no node is fit: that is a mistake in the run rather than in its nodes (reports: $reports)"
     if [[ -z ${good[*]-} ]] && grep -q '"check": "file"' "$reports"/*-host.json 2>/dev/null; then
         die "${bad[*]} lacks a file that the run needs (above)"
@@ -78,16 +78,9 @@ exclude_and_requeue() {
     ((count < max_exclusions)) || die "bad nodes: ${bad[*]}; the job excluded nodes $count times already: giving up"
     write_file "$held/exclusions" <<<"$((count + 1))"
     show_job
-    # Keeps the nodes that the user excluded at submission.
-    [[ -e $asked ]] || write_file "$asked" < <(job_field ExcNodeList)
-    note_nodes
-    [[ ! -s $asked || ! $(<"$asked") ]] || host_names by_user "$(<"$asked")" || die "scontrol cannot list the nodes that --exclude names: $(<"$asked") (above)"
-    for name in "${by_user[@]}"; do ! is_node "$name" || [[ " ${excluded[*]} " == *" $name "* ]] || excluded+=("$name"); done
+    find_excluded
     list=$(join_by , "${excluded[@]}")
-    pool=$(job_field Reservation)
-    left=$(nodes_left "$pool")
-    pool=${pool:+reservation $pool} pool=${pool:-partition $SLURM_JOB_PARTITION}
-    ((left >= num_job_nodes)) || die "without $list $pool has $left nodes, and the job needs $num_job_nodes"
+    require_nodes_without "$list"
     changes=(ExcNodeList="$list")
     drop_excluded_requests
     ((!terminated)) || exit 143
@@ -97,19 +90,39 @@ exclude_and_requeue() {
     # From here on Slurm may end this shell at any time. No command substitution below: bash 5.2 can lose its place in the
     # script if a trap runs during one.
     requeue_job || die "scontrol requeue failed; submit again with --exclude=$list"
-    # Slurm accepts the list only after the job is pending again. It may end this shell before the last try, so each new
-    # answer is printed at once.
-    for try in {1..100}; do
-        if (trap '' TERM; exec scontrol update JobId="$SLURM_JOB_ID" "${changes[@]}") >"$held/said" 2>&1; then
-            say "back into the queue without $list (exclusion $((count + 1)) of at most $max_exclusions)"
-            exit 0
-        fi
+    change_waiting_job "${changes[@]}"
+    say "back into the queue without $list (exclusion $((count + 1)) of at most $max_exclusions)"
+    exit 0
+}
+# Sets excluded to all nodes of this cluster that count as bad, and those that the user excluded at submission.
+find_excluded() {
+    local name by_user=() asked=$held/excluded_by_user
+    [[ -e $asked ]] || write_file "$asked" < <(job_field ExcNodeList)
+    note_nodes
+    [[ ! -s $asked || ! $(<"$asked") ]] || host_names by_user "$(<"$asked")" ||
+        die "scontrol cannot list the nodes that --exclude names: $(<"$asked") (above)"
+    for name in "${by_user[@]}"; do ! is_node "$name" || [[ " ${excluded[*]} " == *" $name "* ]] || excluded+=("$name"); done
+}
+# LIST: ends the job if too few nodes are left without it.
+require_nodes_without() {
+    local pool left
+    pool=$(job_field Reservation)
+    left=$(nodes_left "$pool")
+    pool=${pool:+reservation $pool} pool=${pool:-partition $SLURM_JOB_PARTITION}
+    ((left >= num_job_nodes)) || die "without $1 $pool has $left nodes, and the job needs $num_job_nodes"
+}
+# FIELD=VALUE...: changes the requeued job. Slurm accepts that only after the job is pending again. It may end this shell before
+# the last try, so each new answer is printed at once.
+change_waiting_job() {
+    local answer refusal=''
+    for _ in {1..100}; do
+        ! (trap '' TERM; exec scontrol update JobId="$SLURM_JOB_ID" "$@") >"$held/said" 2>&1 || return 0
         read -rd '' answer <"$held/said" # without its last newline
         [[ $answer == "$refusal" ]] || say "Slurm does not accept the list of bad nodes yet: $answer"
         refusal=$answer
         sleep 0.2
     done
-    die "back in the queue, but Slurm did not accept the list of bad nodes $list: $refusal"
+    die "back in the queue, but Slurm did not accept the list of bad nodes ${1#*=}: $refusal"
 }
 
 # Slurm never starts a job that both requires a node (--nodelist) and excludes it, or that requires one which has left the
