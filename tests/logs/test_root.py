@@ -67,6 +67,17 @@ NCCL_ERROR = "torch.distributed.DistBackendError: NCCL error in: x.cpp:49, inval
             "RuntimeError: /te/cuda_driver.cu:12 in function f: CUDA Error: out of memory",
             "gpu-memory",
         ),
+        ("login", "ValueError: Invalid token passed!", "exception"),
+        ("sample", "ValueError: the tokens of document 7 are corrupt", "bad-sample"),
+        ("forward", "IndexError: list index out of range", "exception"),
+        ("forward", "IndexError: index out of range in self", "bad-sample"),
+        (
+            "setup",
+            "RuntimeError: Timed out initializing process group in store based barrier on rank: 3",
+            "rendezvous",
+        ),
+        ("setup", "RuntimeError: Found no NVIDIA driver on your system.", "gpu-binding"),
+        ("setup", "AssertionError: Torch not compiled with CUDA enabled", "library"),
         ("load_checkpoint", "KeyError: 'iteration'", "checkpoint"),
         ("forward", "KeyError: 'iteration'", "exception"),
         ("forward", "RuntimeError: cuDNN error: CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED", "library"),
@@ -121,6 +132,11 @@ def test_cascades_and_only_they_have_kinds_without_a_heading(where: str) -> None
         ("[n1:41:0] ib_mlx5_log.c:171 UCX  ERROR Transport retry count exceeded on mlx5_0:1/IB", "network"),
         ("OpenBLAS: pthread_create failed for thread 63 of 64: Resource temporarily unavailable", "limit"),
         ("slurm_script: line 12: python: command not found", "import"),
+        (
+            "/var/spool/slurmd/job7/slurm_script: line 9:  4727 Killed                  python train.py",
+            "killed",
+        ),
+        ("slurmstepd: error: couldn't chdir to /tmp either. dying.", "launch"),
     ],
 )
 def test_lines_of_libraries_have_a_meaning(text: str, kind: str) -> None:
@@ -133,6 +149,7 @@ def test_lines_of_libraries_have_a_meaning(text: str, kind: str) -> None:
     "text",
     [
         "iteration 12/100: loss 2.5, grad norm 1.0, lr 1e-3",
+        "slurmstepd: error: couldn't chdir to `/home/u': Permission denied: going to /tmp instead",
         "0: UserWarning: CUDA out of memory is possible with this setting",
         "check_for_nan_in_loss_and_grad ......................... True",
         "[rank0]: NCCL INFO NET/IB : Using [0]mlx5_0:1/IB; error counters are 0",
