@@ -46,19 +46,24 @@ def doubts(trainer: TrainerConfig, found: Sequence[Reading]) -> Iterator[Problem
             "epochs, a repeated text teaches less and less (arXiv 2305.16264)",
             "add documents, lower the weight of the pair, or lower training.train_iters",
         )
-    for reading in found:
-        if reading.chats and (reason := reading.chats.problem("train", trainer.model.seq_length)):
-            yield Problem(
-                key,
-                f"has a pair that the training will refuse: {reading.prefix}: {reason}",
-                "use a longer model.seq_length, or other chats",
-            )
+    yield from refused_chats(trainer, found)
     for prefix in _hardly_read(found):
         yield Problem(
             key,
             f"has a pair that the run hardly reads: {prefix} gives at most one sample",
             "raise its weight, or remove it",
         )
+
+
+def refused_chats(trainer: TrainerConfig, found: Sequence[Reading]) -> Iterator[Problem]:
+    """Yields a problem for each pair of which the training refuses to read so few chats."""
+    for prefix, chats in {each.prefix: each.chats for each in found}.items():
+        if chats and (reason := chats.problem("train", trainer.model.seq_length)):
+            yield Problem(
+                "model.seq_length",
+                f"leaves too little of {prefix}: {reason}",
+                "use a longer model.seq_length, or other chats",
+            )
 
 
 def _epochs(found: Sequence[Reading]) -> dict[str, float]:

@@ -6,18 +6,21 @@ Only complete pairs on this machine are checked, and only if the extra `data` is
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcgen.config.validation import located
 from hpcgen.errors import ConfigErrors, Problem
+from hpcgen.planning.mixture import pair_readings
 from hpcgen.planning.paths import trainer_data
+from hpcgen.run_plan import pair_summary
 from hpcgen.run_plan.plan import Plan
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
 from trainer.contract.files.index_header import CHECKED_DOCUMENTS
-from trainer.contract.files.loss_mask import can_learn, kind_problem, mask_path, size_problem
+from trainer.contract.files.loss_mask import can_learn, has_mask, kind_problem, mask_path, size_problem
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.record import replaced
 from trainer.contract.rules.data import split_weights
@@ -30,8 +33,8 @@ _LARGER_SPLITS = ("98,1,1", "90,5,5", "70,15,15")
 """Values of data.split to suggest for small corpora."""
 _CHECKED_CHATS = 1000
 """Number of chats of each pair that are checked for an answer that fits. The trainer checks all."""
-_HASHED_BYTES = 2**28
-"""Maximum size of the indices and masks that are compared with their records, within a fraction of a second."""
+_READ_BYTES = 2**28
+"""Maximum size of the indices and masks that are read completely, within a second."""
 
 
 def check_training_data(plan: Plan) -> None:
@@ -58,6 +61,7 @@ def check_training_data(plan: Plan) -> None:
         [
             *_mask_problems(trainer, read),
             *_record_problems(trainer, read),
+            *_packing_problems(trainer, read),
             *([first] if first else []),
             *(_split_problems(trainer, documents) if pairs else []),
         ],
@@ -219,6 +223,17 @@ def _first_masks(pair: Pair) -> Iterator[bytes]:
             yield file.read(length)
 
 
+def _packing_problems(trainer: TrainerConfig, read: Collection[str]) -> Iterator[Problem]:
+    """Yields a problem for each pair of chats of which the training would read too few, if the masks are small. The job
+    packs the chats in any case."""
+    prefixes = [dataset.prefix for dataset in trainer.data.datasets or trainer.data.train]
+    is_read = trainer.data.sft and all(
+        f"{prefix}.idx" in read and _is_complete(prefix) and has_mask(prefix) for prefix in prefixes
+    )
+    if is_read and sum(os.stat(mask_path(prefix)).st_size for prefix in prefixes) <= _READ_BYTES:  # noqa: PTH116
+        yield from pair_summary.refused_chats(trainer, pair_readings(trainer))
+
+
 def _record_problems(trainer: TrainerConfig, read: Collection[str]) -> Iterator[Problem]:
     """Yields a problem for each pair whose index or loss mask is not as the data stage recorded it, if these files are
     small. The job compares them in any case."""
@@ -233,7 +248,7 @@ def _record_problems(trainer: TrainerConfig, read: Collection[str]) -> Iterator[
     from trainer.contract.resuming import recorded_pairs  # runs without pairs need none of it
 
     sizes = (path.stat().st_size for prefix in named for path in recorded_pairs.compared_files(prefix))
-    if sum(sizes) > _HASHED_BYTES:
+    if sum(sizes) > _READ_BYTES:
         return
     for prefix, key in named.items():
         for problem in recorded_pairs.record_problems([prefix]):

@@ -258,6 +258,12 @@ def test_chats_and_texts_are_not_confused(workplace: Path) -> None:
         f"model.seq_length = 16 leaves nothing to learn of the first 50 chats of {workplace}/long"
         in short.stderr
     )
+    pairs.write(workplace / "mostly", [[1] * 3, *[[1] * 20] * 49])
+    (workplace / "mostly.mask").write_bytes(b"\0\1\1" + (b"\0" * 10 + b"\1" * 10) * 49)
+    run_file(workplace, datasets=[{"prefix": "mostly"}], split="1,0,0", sft=True)
+    few = ended("validate", "--set", "model.seq_length=16", "--set", "training.eval_iters=0")
+    assert few.status == 2
+    assert "only 1 of its 50 chats for train can be read with model.seq_length = 16: 49 have no" in few.stderr
     texts = {"name": "text", "datasets": [{"prefix": "text"}]}
     run_file(workplace, datasets=[{"prefix": "chats"}], sft=True, validation=[texts])
     assert "data.validation[0].datasets[0].prefix = text has no loss mask" in ended("validate").stderr
