@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 
 from hpcgen.config.validation import located
 from hpcgen.errors import ConfigErrors, Problem
-from hpcgen.planning.mixture import pair_readings
 from hpcgen.planning.paths import trainer_data
-from hpcgen.run_plan import pair_summary
 from hpcgen.run_plan.plan import Plan
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
@@ -230,8 +228,12 @@ def _packing_problems(trainer: TrainerConfig, read: Collection[str]) -> Iterator
     is_read = trainer.data.sft and all(
         f"{prefix}.idx" in read and _is_complete(prefix) and has_mask(prefix) for prefix in prefixes
     )
-    if is_read and sum(os.stat(mask_path(prefix)).st_size for prefix in prefixes) <= _READ_BYTES:  # noqa: PTH116
-        yield from pair_summary.refused_chats(trainer, pair_readings(trainer))
+    if not is_read or sum(os.stat(mask_path(prefix)).st_size for prefix in prefixes) > _READ_BYTES:  # noqa: PTH116
+        return
+    from hpcgen.planning.mixture import pair_readings  # runs on texts need none of it
+    from hpcgen.run_plan.pair_summary import refused_chats
+
+    yield from refused_chats(trainer, pair_readings(trainer))
 
 
 def _record_problems(trainer: TrainerConfig, read: Collection[str]) -> Iterator[Problem]:
