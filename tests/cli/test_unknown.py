@@ -309,7 +309,7 @@ def test_a_word_in_place_of_a_stage(name, hint):
         ("init", "--short", "hpcgen init --help lists the options"),
         ("generate", "--max-tokens", "use --max-new-tokens"),
         ("report", "--open", "hpcgen report --help lists the options"),
-        ("validate", "--strict", "hpcgen validate --help lists the options"),
+        ("validate", "--pedantic", "hpcgen validate --help lists the options"),
     ],
 )
 def test_an_unknown_option(command, option, hint):
