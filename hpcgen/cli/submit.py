@@ -23,6 +23,7 @@ from hpcgen.cli.options import (
 from hpcgen.cli.progress import shown_progress
 from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.errors import JobStopped
+from hpcgen.slurm.run_directory import sharing
 from hpcgen.text import counted
 
 if TYPE_CHECKING:
@@ -114,7 +115,6 @@ def _show_run(plan: Plan, arguments: str) -> None:
     `arguments` are the options with which this call read the run file.
     """
     from hpcgen.report.curve import draw_png, draw_text, read_curve
-    from hpcgen.slurm.run_directory import sharing
 
     run_dir = Path(plan.config.paths.run_dir)
     curve = read_curve(run_dir)
