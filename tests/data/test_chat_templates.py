@@ -503,6 +503,16 @@ def test_prompts_of_which_the_template_leaves_out_a_part_are_refused(tmp_path: P
         texts_of([prompt], str(file), ChatOptions())
 
 
+def test_the_prompt_that_a_template_never_ends_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.chats.sandbox.MAX_CPU_S", 0.05)
+    source = "{% if messages[0].content == 'Hi' %}" + ENDLESS["loops"] + "{% endif %}" + CHATML
+    prompts: list[Any] = [{"messages": [{"role": "user", "content": text}]} for text in ("Hello", "Hi")]
+    with pytest.raises(ChatTemplateError, match=r"^prompt 2: .*_config\.json: .* is not done after"):
+        texts_of(prompts, str(write_tokenizer(tmp_path, source)), ChatOptions())
+
+
 def test_all_wrong_chats_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match=r"^prompt 1: the last message has .*\nprompt 3: missing key"):
         texts_of([ONE, "Hi", {}], str(write_tokenizer(tmp_path)), ChatOptions())

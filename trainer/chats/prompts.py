@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.chats.chat import read_prompt
-from trainer.chats.errors import BadChatError
+from trainer.chats.errors import BadChatError, ChatTemplateError
 from trainer.chats.omissions import require_messages, require_tools
 from trainer.contract.errors import TrainerError
 from trainer.contract.prompts import Prompt, first_mistakes
@@ -68,6 +68,8 @@ def texts_of(prompts: Sequence[Prompt], tokenizer: str, options: ChatOptions) ->
         except BadChatError as error:
             mistakes.append(f"prompt {number}: {error.reason}")
             continue
+        except ChatTemplateError as error:
+            raise ChatTemplateError(f"prompt {number}: {error}") from error
         texts.append(text)
         ends |= dict.fromkeys(template.ends_of_turn(chat))
     if mistakes:
