@@ -26,7 +26,7 @@ def write_launch_times(trainings: Sequence[TrainerConfig], ranks: Ranks, path: P
     log = Log(ranks.rank == 0, progress=False)
     steps_s = [
         statistics.median(
-            train(config, process_groups, log, config.model.vocab_size, WARMUP_STEPS, STEPS).step_s
+            train(config, process_groups, log, config.model.num_tokens, WARMUP_STEPS, STEPS).step_s
         )
         for config in trainings
     ]

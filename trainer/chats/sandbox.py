@@ -11,12 +11,13 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_CPU_S = 5.0
@@ -149,8 +150,8 @@ class _Limits(NodeTransformer):
         return self.generic_visit(node)
 
 
-def _filtered(node: nodes.Expr | None, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None)
+def _filtered(node: nodes.Node | None, name: str) -> nodes.Filter:
+    return nodes.Filter(cast(nodes.Expr, node), name, [], [], None, None)
 
 
 class _Counted:

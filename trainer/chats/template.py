@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
-from jinja2.sandbox import SecurityError
 
 from trainer.chats.chat import ASSISTANT, Chat, Message
 from trainer.chats.errors import BadChatError, ChatTemplateError

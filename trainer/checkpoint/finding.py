@@ -96,7 +96,7 @@ def find(
     own_paths = at_rank_0(lambda: checkpoint_files.list_paths(own), own)
     found, passed_over = _newest_valid(own_paths, log, beat, is_own=True)
     if found is not None:
-        if warning := at_rank_0(lambda: _correct_tracker(found), own):
+        if warning := at_rank_0(partial(_correct_tracker, found), own):
             log.line(warning)
         return _source(found, config, codes, passed_over, log, beat, is_own=True)
     if config.checkpoint.load is None:

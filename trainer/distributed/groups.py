@@ -7,7 +7,7 @@ import datetime
 import itertools
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from megatron.core import parallel_state
@@ -152,7 +152,7 @@ def from_rank_0(function: Callable[[], T]) -> T:
     result, raised = box[0]
     if raised is not None:
         raise raised
-    return result
+    return cast(T, result)  # None only if that is what `function` returned
 
 
 def set_group_timeouts(seconds: float) -> None:

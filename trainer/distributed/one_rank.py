@@ -31,7 +31,7 @@ def connect(rank: int, world_size: int) -> None:
 
 def replace_collectives() -> None:
     """Replace collectives of torch.distributed in this process. Call it before Megatron-Core is imported."""
-    for name, fill in {
+    fills: dict[str, Callable[..., None]] = {
         "all_gather_into_tensor": gather,
         "all_gather": gather_list,
         "all_to_all_single": exchange,
@@ -39,7 +39,8 @@ def replace_collectives() -> None:
         "reduce_scatter": scatter_list,
         "irecv": receive,
         "recv": receive,
-    }.items():
+    }
+    for name, fill in fills.items():
         replace(name, _then(getattr(distributed, name), fill))
 
 

@@ -220,9 +220,9 @@ class NcclTest:
                 mine[1] = {key: asdict(entry) for key, entry in read_baseline(path).items()}
             except ConfigError as error:
                 mine[0] = str(error)
-        error, entries = self._meeting.gather("baseline", mine)[0]
-        if error:
-            raise ConfigError(error)
+        problem, entries = self._meeting.gather("baseline", mine)[0]
+        if problem:
+            raise ConfigError(problem)
         return {key: Entry(**{**entry, "nodes": tuple(entry["nodes"])}) for key, entry in entries.items()}
 
     def _diagnose(self, size: int, verdict: Verdict) -> Diagnosis:

@@ -172,7 +172,7 @@ class _Adapted(torch.nn.Module):
     ) -> dict[str, Any]:
         """Core's tensors of the linear layer, and those of the adapter in place of what Core makes of them."""
         assert metadata is not None
-        own = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
+        own = super().sharded_state_dict(prefix, sharded_offsets, metadata)
         begin = f"{prefix}{NAME}."
         kept = {name: tensor for name, tensor in own.items() if not name.startswith(begin)}
         return kept | self.adapter.sharded_state_dict(begin, sharded_offsets, metadata)

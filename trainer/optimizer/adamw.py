@@ -11,7 +11,7 @@ from megatron.core.optimizer import MegatronOptimizer, distrib_optimizer, get_me
 from trainer.contract.config import OptimizerConfig
 from trainer.contract.optimizers.adamw import ADAMW
 
-GROUP_KEYS = ("betas", "eps")
+GROUP_KEYS: tuple[str, ...] = ("betas", "eps")
 """Values of Core's parameter groups that are hyperparameters of AdamW."""
 
 

@@ -13,8 +13,9 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.utils import get_model_config
 
 from trainer.contract.config import OptimizerConfig, TrainerConfig
-from trainer.contract.optimizers import Optimizer, optimizer_of
+from trainer.contract.optimizers import optimizer_of
 from trainer.contract.optimizers.adamw import ADAMW
+from trainer.contract.optimizers.kind import Optimizer
 from trainer.optimizer import adamw, parameter_groups
 
 

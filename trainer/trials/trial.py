@@ -6,6 +6,7 @@ import dataclasses
 import os
 import statistics
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -45,7 +46,7 @@ def measure(config: TrainerConfig, warmup: int, num_steps: int, name: str) -> Tr
     with groups.reporting_lost_peers(ranks, lambda: "during the trial"):
         code_loading.use(at_rank_0(lambda: provenance.read_code(config), RunDirectory.of(config).root))
         log = Log(ranks.rank == 0, progress=False)
-        trained = steps.train(config, process_groups, log, config.model.vocab_size, warmup, num_steps)
+        trained = steps.train(config, process_groups, log, config.model.num_tokens, warmup, num_steps)
         found = _gathered(_Found(node_name(), trained, steps.used_memory(config.device)))
         groups.finalize()
     return _result(found, config, name) if ranks.rank == 0 else None
@@ -87,7 +88,7 @@ def _result(found: list[_Found], config: TrainerConfig, name: str) -> TrialResul
     )
 
 
-def _parts(times: Times, total_s: float, num_steps: int) -> dict[str, float]:
+def _parts(times: Times, total_s: float, num_steps: int) -> dict[str, Any]:
     """The parts of a step of one rank."""
     return {
         "compute_s": times.compute_s / num_steps,
