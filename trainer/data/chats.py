@@ -28,7 +28,8 @@ from trainer.contract.wording import counted
 from trainer.data.index_files import Index, LogLine, complete
 from trainer.data.kind import MAX_PAIRS_SHOWN, Kind, Source, core_split
 from trainer.data.microbatch import IS_FIRST, PADDING
-from trainer.packing.samples import Counts, pack_chats
+from trainer.packing.counts import Counts
+from trainer.packing.samples import pack_chats
 
 FILES = ("chats.npy", "bins.npy", "counts.npy")
 """Suffixes of the index files: document and kept tokens of each chat in the order of the samples [chats, 2]; the first

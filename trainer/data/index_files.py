@@ -189,7 +189,7 @@ def _build(index: Index, directory: Path) -> None:
 
 def _identities(index: Index) -> dict[str, dict[str, Any] | None]:
     """The files that an index is made from, as in its record. Only the index of chats has a mask."""
-    source = {"source": index.source and identify(index.source)}
+    source = {"source": None if index.source is None else identify(index.source)}
     return source if index.mask is None else source | {"mask": identify(index.mask)}
 
 

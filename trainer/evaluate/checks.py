@@ -14,7 +14,7 @@ from trainer.contract.files.checkpoint_files import Checkpoint, iteration_of
 from trainer.contract.problem import Problem
 from trainer.contract.rules.engine import evaluation_problems
 from trainer.contract.wording import counted
-from trainer.data.blend import LogLine
+from trainer.data.index_files import LogLine
 from trainer.data.recorded import require_as_recorded
 from trainer.evaluate.perplexity import open_pair
 from trainer.evaluate.tasks import KEY, Tasks, load_tasks

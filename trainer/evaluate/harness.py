@@ -72,7 +72,7 @@ class HarnessModel(TemplateLM):
         return found
 
     def _loglikelihood_tokens(self, requests: Sequence[Encoded], **kwargs: Any) -> list[tuple[float, bool]]:
-        parts = []
+        parts: list[list[Pair]] = []
         for (given, text), context, continuation in requests:
             if not 0 < len(continuation) <= self._max_length:
                 raise TrainerError(

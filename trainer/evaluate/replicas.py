@@ -111,7 +111,7 @@ def _add_batch(
     """Compute a batch and add it to the `totals` of its continuations, which come with their numbers."""
     width = max(map(len, sequences))
     tokens = [[*sequence, *[0] * (width - len(sequence))] for sequence in sequences]
-    rows, positions, targets, owners = [], [], [], []
+    rows, positions, targets, owners = list[int](), list[int](), list[int](), list[int]()
     for row, (sequence, found) in enumerate(zip(sequences, continuations, strict=True)):
         for number, continuation in found:
             rows += [row] * len(continuation)

@@ -193,7 +193,7 @@ def _model_name(path: str) -> str:
     return (cached[1] if cached else Path(path).name).lower()
 
 
-def _is_positive(value: Any, types: tuple[type, ...]) -> bool:
+def _is_positive(value: Any, types: tuple[type[int] | type[float], ...]) -> bool:
     return isinstance(value, types) and not isinstance(value, bool) and 0 < value <= MAX_NUMBER
 
 

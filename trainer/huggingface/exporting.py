@@ -270,7 +270,7 @@ def _name_shards(shards: list[list[str]], directory: Path, total: int) -> None:
     if len(shards) == 1:
         (directory / "shard-0").rename(directory / SINGLE)
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, names in enumerate(shards):
         file = f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
         (directory / f"shard-{number}").rename(directory / file)

@@ -70,7 +70,7 @@ class StoredWeights:
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of the tensor with this name; None if there is none."""
         tensor = self._tensors.get(name)
-        return tensor and tensor.shape
+        return None if tensor is None else tensor.shape
 
     def dtype(self, name: str) -> torch.dtype:
         """Data type of a tensor."""
@@ -187,14 +187,14 @@ class WeightsWriter:
         )
         entry.chunks.append(ChunkStorageMetadata(offsets, tensor.shape))
         file = self._open_file()
-        first = file.size
+        begin = file.size
         try:
             torch.save(with_own_storage(tensor), file)
         except RuntimeError as error:  # torch raises it for an OSError of the file
             if file.error is None:
                 raise
             raise file.error from error
-        place = _StorageInfo(file.path.name, first, file.size - first)
+        place = _StorageInfo(file.path.name, begin, file.size - begin)
         self._places[MetadataIndex(name, offsets)] = place
 
     def finish(self) -> None:

@@ -238,9 +238,5 @@ class Model:
 def _caching(chunk: GPTModel) -> Caching | None:
     """How `chunk` uses a cache. None unless all of its layers have the trainer's attention of one kind."""
     layers = [layer.self_attention for layer in chunk.decoder.layers]
-    for caching in CACHING:
-        if layers and all(
-            type(layer) is caching.layer and type(layer.core_attention) is CoreAttention for layer in layers
-        ):
-            return caching
-    return None
+    kinds = {(type(layer), type(getattr(layer, "core_attention", None))) for layer in layers}
+    return next((caching for caching in CACHING if kinds == {(caching.layer, CoreAttention)}), None)
