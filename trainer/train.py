@@ -274,7 +274,7 @@ def _open_datasets(
     progress = fresh(config, origins)
     if source is not None and not source.weights_only:
         progress = resumed(config, origins, source.sections, state.iteration, state.consumed_samples)
-    rows = config.model.padded_vocab_size
+    rows = config.model.num_rows
     blends = plan(config, run.index_cache, rows, progress=progress)
     is_needed = any(reads_samples(chunk, config.data) for chunk in state.model)
     datasets = open_datasets(blends, config, run.index_cache, rows, is_needed)

@@ -401,9 +401,9 @@ def _mock_blends(config: TrainerConfig, progress: Progress) -> Blends:
     blends: Blends = {}
     for split, wanted in {"train": progress.end, "valid": evaluation, "test": evaluation}.items():
         if wanted:
-            documents = Documents(
-                *cut(MockGPTLowLevelDataset.size, split_shares(MOCK_SPLIT)[split]), tokens=0
-            )
+            share = split_shares(MOCK_SPLIT)[split]
+            assert share is not None
+            documents = Documents(*cut(MockGPTLowLevelDataset.size, share), tokens=0)
             order = Order(config.training.seed, wanted)
             stream = Stream({"prefix": None}, documents, config.model.seq_length, (order,))
             blends[split] = (Blend(split, wanted, (Part(stream, 1.0),)),)

@@ -52,7 +52,7 @@ def _build(config: configuration.TrainerConfig) -> None:
     run.refuse_foreign_links()
     progress = of_next_attempt(config)
     with single_process_group():
-        build_index(config, run.index_cache, config.model.padded_vocab_size, log_to_stdout, progress)
+        build_index(config, run.index_cache, config.model.num_rows, log_to_stdout, progress)
 
 
 if __name__ == "__main__":

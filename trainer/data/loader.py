@@ -198,7 +198,7 @@ def micro_batches(
             raise TrainerError(f"{this_rank()}: {load.problem}")
         if stream is not None and load.end is not None:
             stream.note(*load.end)
-        _check_ids(load.largest_id, config.model.padded_vocab_size)
+        _check_ids(load.largest_id, config.model.num_rows)
         yield from _unpacked(load, device, in_sample)
 
 
@@ -229,12 +229,12 @@ def _load(
     positions: torch.Tensor | None,
 ) -> Load:
     """Collate the samples of successive microbatches of `size` samples, in a loader process."""
+    usable = []
     for sample in samples:
         if isinstance(sample, Refused):
             return Load(torch.empty(0), None, [], [], 0, problem=sample.problem)
-    packed = [
-        _packed(samples[first : first + size], data, positions) for first in range(0, len(samples), size)
-    ]
+        usable.append(sample)
+    packed = [_packed(usable[first : first + size], data, positions) for first in range(0, len(usable), size)]
     boundaries = [each.boundaries for each in packed if each.boundaries is not None]
     return Load(
         fields=torch.stack([each.fields for each in packed]),

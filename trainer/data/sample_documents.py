@@ -24,7 +24,7 @@ def lines(
     Raises:
         TrainerError: which samples were read before the checkpoint is not recorded.
     """
-    cache, rows = RunDirectory.of(config).index_cache, config.model.padded_vocab_size
+    cache, rows = RunDirectory.of(config).index_cache, config.model.num_rows
     stages = plan_blends(config, cache, rows, log, progress)["train"]
     phases = [*_phases(config, stages)]
     if first < (earliest := phases[0][0].first):

@@ -29,8 +29,8 @@ def measure(config: TrainerConfig, ranks: Ranks) -> dict[str, float | str | None
         config.parallelism, timeout_minutes=config.training.distributed_timeout_minutes
     )
     # No other rank computes the logits of tokens in its part of the vocabulary.
-    rows = config.model.padded_vocab_size // config.parallelism.tensor_model_parallel_size
-    vocab_size = min(rows, config.model.vocab_size)
+    rows = config.model.num_rows // config.parallelism.tensor_model_parallel_size
+    vocab_size = min(rows, config.model.num_tokens)
     log = Log(is_rank_0=False, progress=False)
     try:
         trained = steps.train(config, process_groups, log, vocab_size, warmup=STEPS - 1, steps=1)

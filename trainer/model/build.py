@@ -108,10 +108,11 @@ def _build_chunk(
         mtp = multi_token.block_spec(config, core, spec, vp_stage, kernels)
     if model.model_provider is not None:
         provider = code_loading.load(model.model_provider, "model.model_provider")
+    assert model.max_position_embeddings
     chunk = provider(
         config=core,
         transformer_layer_spec=spec,
-        vocab_size=model.padded_vocab_size,
+        vocab_size=model.num_rows,
         max_sequence_length=model.max_position_embeddings,
         pre_process=groups.pp.rank() == 0 and (vp_stage or 0) == 0,
         post_process=groups.pp.rank() == groups.pp.size() - 1 and (vp_stage or 0) == last_vp_stage,

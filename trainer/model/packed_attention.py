@@ -25,7 +25,7 @@ class PackedAttention(TEDotProductAttention):
         super().__init__(*args, pg_collection=pg_collection, **kwargs)
         assert pg_collection is not None
         self._cp_group = pg_collection.cp
-        self.set_context_parallel_group(None, None, None)  # type: ignore[arg-type]
+        self.set_context_parallel_group(None, None, None)
 
     def forward(
         self,

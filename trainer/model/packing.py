@@ -68,8 +68,8 @@ def attend_packed(
     if boundaries is None:
         boundaries = torch.arange(samples + 1) * length * cp_group.size()
     pieces = find_pieces(tuple(boundaries.tolist()), samples, cp_group.rank(), cp_group.size(), query.device)
-    packed = [_keys(x, pieces, cp_group) for x in (key, value)]
-    context = attend(query.transpose(0, 1).flatten(0, 1), *packed, pieces)
+    keys, values = (_keys(x, pieces, cp_group) for x in (key, value))
+    context = attend(query.transpose(0, 1).flatten(0, 1), keys, values, pieces)
     return context.view(samples, length, -1).transpose(0, 1).contiguous()
 
 

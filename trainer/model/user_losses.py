@@ -78,7 +78,8 @@ class UserLoss:
         """The loss to call: an instance if it is a class."""
         if not inspect.isclass(self.function):
             return self
-        return UserLoss(self.where, self.function(config), self.terms)
+        factory: Any = self.function
+        return UserLoss(self.where, factory(config), self.terms)
 
     def __call__(
         self, logits: Logits, labels: torch.Tensor, batch: MicroBatch

@@ -182,6 +182,12 @@ class ModelConfig:
         return self.vocab_size or self.padded_vocab_size or 0
 
     @property
+    def num_rows(self) -> int:
+        """Number of rows of the embedding. The model is resolved, and its vocabulary is known."""
+        assert self.padded_vocab_size is not None
+        return self.padded_vocab_size
+
+    @property
     def yarn(self) -> RopeScaling | None:
         """rope_scaling if it is YaRN."""
         scaling = self.rope_scaling

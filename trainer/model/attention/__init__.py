@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trainer.contract.attention import Attention, attention_of
+from trainer.contract.attention import attention_of
+from trainer.contract.attention.kind import Attention
 from trainer.contract.attention.latent import LATENT
 from trainer.contract.attention.usual import USUAL
 from trainer.contract.config import ModelConfig

@@ -59,6 +59,7 @@ class CoreAttention(MegatronModule):
         super().__init__(config=config)
         assert attn_mask_type == AttnMaskType.causal
         assert attention_type == "self"
+        assert pg_collection is not None
         self.cp_group = pg_collection.cp
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.scale = softmax_scale or 1 / math.sqrt(k_channels or config.kv_channels)
@@ -89,7 +90,8 @@ class CoreAttention(MegatronModule):
             # Queries that are grouped, rotated or normalized are a copy. If the others stayed views, the backward pass
             # would keep the complete QKV projection. Transformer Engine copies these too (get_qkv_layout).
             key, value = key.contiguous(), value.contiguous()
-        context = self.attend(*(x.permute(1, 2, 0, 3) for x in (query, key, value)), mask)  # [b, n, s, d]
+        query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        context = self.attend(query, key, value, mask)  # [b, n, s, d]
         return context.permute(2, 0, 1, 3).flatten(2).contiguous()
 
     def attend(

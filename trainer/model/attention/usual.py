@@ -35,7 +35,7 @@ class UsualParts(Parts):
 
     def scale_frequencies(self, chunk: torch.nn.Module, model: ModelConfig) -> None:
         """Replace the frequencies of the model's rotary embedding."""
-        rotary = getattr(chunk, "rotary_pos_emb", None)
+        rotary: Any = getattr(chunk, "rotary_pos_emb", None)
         if not isinstance(getattr(rotary, "inv_freq", None), torch.Tensor):
             raise TrainerError(
                 f"model.rope_scaling sets the frequencies of rotary_pos_emb.inv_freq, which {type(chunk).__name__} "
