@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -230,9 +230,13 @@ def container_problems(config: RunConfig, cluster: ClusterConfig) -> Iterator[Pr
         yield from _engine_problems(config, cluster)
 
 
+_OF_HOST = ("runtime", "torch_version")
+"""Keys of the section container that have an effect without a container."""
+
+
 def _unused(config: RunConfig) -> Iterator[Problem]:
-    for key in ("image", "workdir", "mounts", "copy_image", "writable", "environment", "annotations"):
-        if getattr(config.container, key):
+    for key in (each.name for each in fields(ContainerConfig)):
+        if key not in _OF_HOST and getattr(config.container, key):
             verb, it = ("have", "them") if key in ("mounts", "annotations") else ("has", "it")
             hint = f"set container.runtime: {one_of([*RUNTIMES])}, or remove {it}"
             yield Problem(

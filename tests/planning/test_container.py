@@ -265,7 +265,7 @@ REFUSED = {
         },
         [
             f"container.{key}"
-            for key in ("image", "workdir", "mounts", "copy_image", "writable", "environment", "annotations")
+            for key in ("image", "copy_image", "mounts", "writable", "workdir", "environment", "annotations")
         ],
     ),
     "pyxis without an image": (
