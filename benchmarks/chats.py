@@ -21,7 +21,8 @@ import numpy
 from benchmarks import runs, train
 from benchmarks.documents import TINY
 from benchmarks.train_cases import LLAMA_8_LAYERS, Case
-from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path, token_dtype
+from hpcgen.data.indexed_dataset import IndexedDatasetWriter, token_dtype
+from trainer.contract.files.index_header import bin_path, idx_path
 from trainer.contract.files.loss_mask import mask_path
 
 LENGTH = 4096

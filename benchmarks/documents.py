@@ -20,7 +20,8 @@ import numpy
 
 from benchmarks import runs, train
 from benchmarks.train_cases import DOCUMENTS, EOD, LLAMA_8_LAYERS, Case
-from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path, token_dtype
+from hpcgen.data.indexed_dataset import IndexedDatasetWriter, token_dtype
+from trainer.contract.files.index_header import bin_path, idx_path
 
 MAX_COST = 0.05
 MEDIAN_LENGTH = 400

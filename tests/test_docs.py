@@ -29,7 +29,7 @@ from hpcgen.config.defaults import Defaults
 from hpcgen.config.inheritance import inherit
 from hpcgen.config.presets import PresetConfig
 from hpcgen.config.validation import build
-from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path, token_dtype
+from hpcgen.data.indexed_dataset import IndexedDatasetWriter, token_dtype
 from hpcgen.data.sample import write_sample
 from hpcgen.resources import shipped as shipped_folder
 from tests.data.chat_corpora import chat, write_chats, write_tokenizer
@@ -37,6 +37,7 @@ from tests.recorded_run import write_recorded_runs
 from tests.rendering.golden import GOLDEN, OTHER_SITES
 from tests.slurm.cluster import SlurmCluster, missing_slurm
 from tests.user_programs import write_user_programs
+from trainer.contract.files.index_header import bin_path, idx_path
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

@@ -17,6 +17,7 @@ from hpcgen.config.tokenizer import GPT2_FILES, TokenizerConfig, tokenizer_name,
 from hpcgen.errors import HpcgenError
 from hpcgen.slurm.processes import end_with_parent, term_exits
 from trainer.contract.files.checkpoint_files import Checkpoint
+from trainer.contract.files.index_header import is_complete
 
 MODULE = "trainer.huggingface"
 
@@ -69,11 +70,7 @@ def require_tokenizer(checkpoint: Checkpoint, tokenizer: TokenizerConfig) -> Non
         return
     data = (checkpoint.record or {}).get("data") or {}
     prefixes = [Path(each["prefix"]) for name in ("datasets", "train") for each in data.get(name) or ()]
-    there = [
-        prefix
-        for prefix in prefixes
-        if all(Path(f"{prefix}{suffix}").is_file() for suffix in (".idx", ".bin"))
-    ]
+    there = list(filter(is_complete, prefixes))
     for prefix, difference in other_tokenizers(tokenizer, there, data.get("eod_id")).items():
         raise HpcgenError(
             f"{checkpoint.path} was trained with {prefix}, which was made with another tokenizer: "

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hpcgen.data.export import Manifest, description, read_manifest
-from hpcgen.data.indexed_dataset import bin_path, idx_path
 from hpcgen.data.pair import open_pair
 from hpcgen.data.pair_records import find_records
 from hpcgen.data.record import Record, read_record
@@ -23,6 +22,7 @@ from hpcgen.data.verification import Meter, OnProgress, PairReport, VerifyReport
 from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError, Problem, problem_of
 from trainer.contract.files import loss_mask
+from trainer.contract.files.index_header import bin_path, is_complete
 from trainer.contract.files.regular_file import read_bytes
 
 _AGAIN = "run the export again"
@@ -63,7 +63,7 @@ def _shards(directory: Path, manifest: Manifest) -> list[Shard]:
             format=manifest.format,
             sequence_length=manifest.sequence_length,
             num_tokens=0,
-            sources=source_identities(prefix, records.get(prefix)) if _has_pair(prefix) else (),
+            sources=source_identities(prefix, records.get(prefix)) if is_complete(prefix) else (),
         )
         for name, prefix in prefixes.items()
     ]
@@ -92,10 +92,6 @@ def _other_files(shards: Sequence[Shard]) -> Iterator[Problem]:
 
 def _about(path: Path, reason: str, hint: str = _AGAIN) -> Problem:
     return Problem("", reason, hint, subject=str(path))
-
-
-def _has_pair(prefix: Path) -> bool:
-    return bin_path(prefix).exists() and idx_path(prefix).exists()
 
 
 def _verify_shard(shard: Shard, meter: Meter) -> PairReport:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcgen.data.indexed_dataset import bin_path
 from hpcgen.data.pair import Pair
 from hpcgen.errors import Problem, problem_of
+from trainer.contract.files.index_header import bin_path
 
 
 class IdScan:

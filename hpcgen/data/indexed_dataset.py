@@ -19,22 +19,12 @@ from numpy.typing import NDArray
 from hpcgen.config.tokenizer import id_bytes
 from hpcgen.errors import HpcgenError
 from hpcgen.text import counted
-from trainer.contract.files.index_header import DTYPES, HEADER_SIZE, Header, read_header
+from trainer.contract.files.index_header import DTYPES, HEADER_SIZE, Header, bin_path, idx_path, read_header
 from trainer.contract.files.regular_file import open_regular, require_regular
 
 _LONGEST_SEQUENCE = 2**31 - 1
 _CHUNK_BYTES = 4 * 1024 * 1024
 """Bytes of document lengths to process at once; a multiple of their item size."""
-
-
-def bin_path(prefix: Path) -> Path:
-    """Path of the file of token IDs. The suffix is appended, because a dot in the prefix is part of its name."""
-    return prefix.with_name(prefix.name + ".bin")
-
-
-def idx_path(prefix: Path) -> Path:
-    """Path of the index file."""
-    return prefix.with_name(prefix.name + ".idx")
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:

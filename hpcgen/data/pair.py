@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcgen.data.indexed_dataset import bin_path, idx_path, read_counts
+from hpcgen.data.indexed_dataset import read_counts
 from hpcgen.data.record import RECORD_FILE, SIDE_FILE
 from hpcgen.errors import HpcgenError, Problem, problem_of
 from hpcgen.text import counted
+from trainer.contract.files.index_header import SUFFIXES, bin_path, idx_path
 from trainer.contract.files.regular_file import open_regular
 
 HEADER_BYTES = 34
@@ -154,7 +155,7 @@ def open_pair(prefix: Path) -> Pair:
 
 def as_prefix(path: Path) -> Path:
     """Removes .bin or .idx from a path, because users and shell globs pass the names of files."""
-    for suffix in (".bin", ".idx"):
+    for suffix in SUFFIXES:
         if path.name.endswith(suffix) and not idx_path(path).exists():
             return path.with_name(path.name.removesuffix(suffix))
     return path

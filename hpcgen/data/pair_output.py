@@ -12,12 +12,13 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from hpcgen.data.hashed_files import HashedFile
-from hpcgen.data.indexed_dataset import IndexedDatasetWriter, bin_path, idx_path
+from hpcgen.data.indexed_dataset import IndexedDatasetWriter
 from hpcgen.data.jsonl import Reject
 from hpcgen.data.record import SIDE_FILE, Counts, Record, publish_unit, record_path
 from hpcgen.errors import HpcgenError
 from hpcgen.files import private_file
 from hpcgen.text import counted
+from trainer.contract.files.index_header import BIN, bin_path, idx_path
 from trainer.contract.files.loss_mask import mask_path
 
 _SPOOL_BYTES = 64 * 1024 * 1024
@@ -123,7 +124,7 @@ def publish(outputs: Sequence[PairOutput], record: Record, place: Path) -> None:
     """Publishes all files. Removes stale side files, and records of earlier runs that made each pair as a unit."""
     files = [file for output in outputs for file in output.files]
     targets = [file.target for file in files]
-    pairs = [path.with_suffix("") for path in targets if path.suffix == ".bin"]
+    pairs = [path.with_suffix("") for path in targets if path.suffix == BIN]
     optional = (path for output in outputs for path in (output.rejects_path, output.mask_path))
     stale = [
         *(path for path in optional if path not in targets),

@@ -12,6 +12,7 @@ from hpcgen.data.record import RECORD_FILE, Record, decode_record
 from hpcgen.data.stages import PAIR_STAGES
 from hpcgen.data.unit import Unit
 from hpcgen.data.unit_checker import UnitChecker
+from trainer.contract.files.index_header import BIN
 from trainer.contract.files.regular_file import read_bytes
 
 
@@ -75,4 +76,4 @@ def _records(directory: Path) -> Iterator[Record]:
 def pair_names(record: Record) -> list[str]:
     """Names (without directory) of the pairs that a record describes."""
     names = (Path(output.name).name for output in record.outputs)
-    return [name.removesuffix(".bin") for name in names if name.endswith(".bin")]
+    return [name.removesuffix(BIN) for name in names if name.endswith(BIN)]

@@ -11,12 +11,11 @@ import numpy as np
 
 from hpcgen.config.corpus import CorpusConfig, CorpusJob
 from hpcgen.config.tokenizer import TokenizerConfig
-from hpcgen.data.indexed_dataset import bin_path
 from hpcgen.data.pair import open_pair
 from hpcgen.data.pair_records import find_records
 from hpcgen.data.record import Record, TokenizerIdentity
 from hpcgen.data.stages import PAIR_STAGES
-from trainer.contract.files.index_header import CHECKED_DOCUMENTS, CHECKED_TOKENS
+from trainer.contract.files.index_header import CHECKED_DOCUMENTS, CHECKED_TOKENS, bin_path
 
 BAD_DOCUMENTS: tuple[Literal["fail", "skip"], ...] = ("fail", "skip")
 

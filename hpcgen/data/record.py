@@ -23,6 +23,7 @@ from hpcgen.files import private_file, publish, sync
 from hpcgen.text import counted, harmless
 from trainer.contract.files import loss_mask
 from trainer.contract.files.hashing import rest_sha256
+from trainer.contract.files.index_header import IDX
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.files.system_calls import sync_path
 
@@ -269,7 +270,7 @@ def publish_unit(
             _remove(stale)
             return old
         # The index goes first: for readers that ignore records, it marks a complete pair.
-        _remove([place, *(path for _, path in files if path.suffix == ".idx"), *stale])
+        _remove([place, *(path for _, path in files if path.suffix == IDX), *stale])
         for file, path in files:
             Path(file.name).replace(path)
         for directory in {path.parent for _, path in files}:

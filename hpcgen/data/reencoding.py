@@ -11,11 +11,11 @@ from itertools import islice
 import numpy as np
 
 from hpcgen.config.tokenizer import TokenizerConfig
-from hpcgen.data.indexed_dataset import bin_path
 from hpcgen.data.inspection import gpt2_decoder
 from hpcgen.data.pair import Pair
 from hpcgen.data.tokenizer import load_tokenizer
 from hpcgen.errors import Problem, problem_of
+from trainer.contract.files.index_header import bin_path
 
 _MAX_TOKENS = 20_000_000
 """Approximate number of tokens to encode again. In a larger pair, the documents are spread evenly over the pair."""

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from hpcgen.data.hashed_files import HashedFile
-from hpcgen.data.indexed_dataset import bin_path, idx_path
 from hpcgen.data.pair import Pair, open_pair
 from hpcgen.data.progress import Step
 from hpcgen.data.record import Counts, FileIdentity, Record, configuration_hash, publish_unit
@@ -26,6 +25,7 @@ from hpcgen.files import private_file
 from hpcgen.text import counted
 from trainer.contract.files import loss_mask
 from trainer.contract.files.hashing import file_sha256
+from trainer.contract.files.index_header import bin_path, idx_path
 from trainer.contract.files.regular_file import open_regular
 
 Format = Literal["parquet", "arrow"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpcgen.config.corpus import ChatConfig, CorpusConfig, CorpusJob, problems
-from hpcgen.data.indexed_dataset import bin_path, idx_path, token_dtype
+from hpcgen.data.indexed_dataset import token_dtype
 from hpcgen.data.progress import Progress, Step
 from hpcgen.data.record import Record, record_path, rejects_text
 from hpcgen.data.stages.base import Context
@@ -24,6 +24,7 @@ from hpcgen.errors import HpcgenError
 from hpcgen.files import sweep
 from hpcgen.text import counted, one_of
 from trainer.contract.files import loss_mask
+from trainer.contract.files.index_header import bin_path, idx_path
 from trainer.contract.files.regular_file import open_regular
 
 

@@ -11,6 +11,7 @@ from hpcgen.data.concurrent_map import concurrent_map
 from hpcgen.data.record import SIDE_FILE, FileIdentity, read_record
 from hpcgen.errors import HpcgenError
 from trainer.contract.files import loss_mask
+from trainer.contract.files.index_header import BIN, IDX
 
 if TYPE_CHECKING:
     from hpcgen.data.listed_files import ManifestFile
@@ -130,7 +131,7 @@ class Unit:
         """Files that the unit makes, relative to the corpus's directory."""
         if not self.makes_pairs:
             return self.outputs
-        suffixes = (".bin", loss_mask.SUFFIX, ".idx") if self.has_masks else (".bin", ".idx")
+        suffixes = (BIN, loss_mask.SUFFIX, IDX) if self.has_masks else (BIN, IDX)
         return tuple(prefix + suffix for prefix in self.outputs for suffix in suffixes)
 
     @property

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import trainer
 from hpcgen.config.tokenizer import TokenizerConfig
 from hpcgen.data.id_scan import IdScan
-from hpcgen.data.indexed_dataset import bin_path, idx_path, read_counts
+from hpcgen.data.indexed_dataset import read_counts
 from hpcgen.data.loss_masks import MaskScan
 from hpcgen.data.manifest import Manifest
 from hpcgen.data.pair import open_pair
@@ -26,6 +26,7 @@ from hpcgen.data.reencoding import Reencoder
 from hpcgen.data.workers import cores
 from hpcgen.errors import HpcgenError, Problem, problem_of
 from trainer.contract.files import loss_mask
+from trainer.contract.files.index_header import SUFFIXES, bin_path, idx_path
 from trainer.contract.files.regular_file import open_regular
 
 _CHUNK_BYTES = 8 * 1024 * 1024
@@ -215,7 +216,7 @@ def _unit_findings(directory: Path, record: Record) -> Iterator[Problem]:
         yield problem_of(directory / pair_names(record)[0], "its record does not account for every document")
     for output in record.outputs:
         path = directory / Path(output.name).name
-        if path.name.endswith((".bin", ".idx", loss_mask.SUFFIX)):
+        if path.name.endswith((*SUFFIXES, loss_mask.SUFFIX)):
             continue
         try:
             yield from difference(path, output, hash_file(path, lambda chunk: None, lambda size: None))

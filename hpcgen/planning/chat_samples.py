@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 
 from trainer.contract.config import TrainerConfig
-from trainer.contract.files.index_header import HEADER_SIZE
+from trainer.contract.files.index_header import HEADER_SIZE, idx_path
 from trainer.contract.files.loss_mask import mask_path
 from trainer.contract.files.regular_file import open_regular
 from trainer.packing.samples import ChatSamples, pack_chats
@@ -23,7 +23,7 @@ def packed_chats(prefix: str, num_chats: int, trainer: TrainerConfig) -> ChatSam
     if not num_chats:
         return None
     try:
-        with open_regular(f"{prefix}.idx") as file:
+        with open_regular(idx_path(prefix)) as file:
             lengths = numpy.asarray(numpy.memmap(file, "<i4", "r", HEADER_SIZE, (num_chats,)))
         with open_regular(mask_path(prefix)) as file:
             mask = numpy.memmap(file, numpy.uint8, "r", 0, (int(lengths.sum(dtype=numpy.int64)),))

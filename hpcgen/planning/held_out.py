@@ -9,6 +9,7 @@ from pathlib import Path
 from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from trainer.contract.config import TrainerConfig
+from trainer.contract.files.index_header import SUFFIXES
 
 _COMPARED_BYTES = 2**20
 """Bytes at the beginning of files of equal size that are compared to recognize a copy."""
@@ -32,12 +33,10 @@ def trained_texts(
 def _is_same(one: str, other: str, exists: Callable[[str], bool]) -> bool:
     if os.path.realpath(one) == os.path.realpath(other):
         return True
-    if not all(exists(f"{prefix}{suffix}") for prefix in (one, other) for suffix in (".bin", ".idx")):
+    if not all(exists(prefix + suffix) for prefix in (one, other) for suffix in SUFFIXES):
         return False
     try:
-        return all(
-            _is_same_file(Path(f"{one}{suffix}"), Path(f"{other}{suffix}")) for suffix in (".bin", ".idx")
-        )
+        return all(_is_same_file(Path(one + suffix), Path(other + suffix)) for suffix in SUFFIXES)
     except OSError:
         return False
 

@@ -18,6 +18,7 @@ from hpcgen.planning.paths import chat_of, manifest_of, trainer_data
 from hpcgen.planning.resuming import loaded
 from hpcgen.planning.runtimes import Container
 from hpcgen.text import nearest
+from trainer.contract.files.index_header import SUFFIXES
 from trainer.contract.record import record
 
 Exists = Callable[[str], bool]
@@ -55,7 +56,7 @@ class PairFile(Input):
         path = PurePosixPath(self.path)
         doubled = PurePosixPath(path.stem).suffix
         hint = "use the path of a .bin/.idx pair without the suffix"
-        if doubled in (".bin", ".idx"):
+        if doubled in SUFFIXES:
             hint = f"remove {doubled} from it"
         elif similar := _similar_path(self.path):
             hint = f"did you mean {similar.removesuffix(path.suffix)}?"
@@ -128,7 +129,7 @@ def _made(config: RunConfig) -> set[str]:
 
 
 def _pair(prefix: str, key: str, made: set[str], *, is_dataset: bool = False) -> Iterator[PairFile]:
-    for suffix in (".idx", ".bin"):
+    for suffix in SUFFIXES:
         yield PairFile(prefix + suffix, key=key, is_dataset=is_dataset, is_made=prefix in made)
 
 

@@ -12,12 +12,11 @@ import importlib.util
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcgen.planning.resuming import resumption_of
 from trainer.contract.config import Dataset, TrainerConfig
-from trainer.contract.files.index_header import HEADER_SIZE, read_header
+from trainer.contract.files.index_header import HEADER_SIZE, bin_path, idx_path, is_complete, read_header
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.resuming import sampling
 from trainer.contract.resuming.data_stages import stages_left
@@ -235,8 +234,8 @@ def _may_be(stream: Stream, identity: Mapping[str, Any], documents: Documents) -
 
 def _read_sizes(prefix: str, share: float) -> _Pair | None:
     """The sizes of a pair of which training gets a share; None if the path does not exist or is not a pair."""
-    index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-    if not (index.is_file() and data.is_file()) or index.stat().st_size < HEADER_SIZE:
+    index = idx_path(prefix)
+    if not is_complete(prefix) or index.stat().st_size < HEADER_SIZE:
         return None
     with open_regular(index) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         header = read_header(content[:HEADER_SIZE])
@@ -244,5 +243,5 @@ def _read_sizes(prefix: str, share: float) -> _Pair | None:
             return None
         with memoryview(content) as view, view[header.bounds_at : header.file_size].cast("q") as bounds:
             end = bounds[bisect.bisect_right(bounds, round(share * header.num_sequences)) - 1]
-    tokens = data.stat().st_size // header.token_bytes
+    tokens = bin_path(prefix).stat().st_size // header.token_bytes
     return _Pair(prefix, tokens, end) if tokens else None

@@ -71,6 +71,11 @@ class Plan:
         """The planned stage that trains."""
         return next((stage for stage in self.stages.values() if stage.kind.trains), None)
 
+    @property
+    def prefixes(self) -> frozenset[str]:
+        """Prefixes of the pairs that the stages read."""
+        return frozenset().union(*(stage.prefixes for stage in self.stages.values()))
+
 
 def plan(run: Run, stages: Collection[str] = (), *, exists: Exists = os.path.exists) -> Plan:
     """Plans `stages` of a run, given by their names. Default: see `main_stage`.
@@ -177,9 +182,8 @@ def _unchecked_pairs(config: RunConfig, stages: dict[str, StagePlan], exists: Ex
         return
     if any(stage.kind.makes_pairs for stage in stages.values()):
         return
-    read = {item.path for stage in stages.values() for item in stage.inputs}
     pairs = itertools.chain.from_iterable(corpora.blend(corpus).values())
-    if any(f"{pair.prefix}.idx" in read for pair in pairs):
+    if any(pair.prefix in stage.prefixes for pair in pairs for stage in stages.values()):
         yield (
             "the pairs were not compared with the manifest, which needs msgspec. "
             "Install it with: pip install 'hpcgen[data]'"

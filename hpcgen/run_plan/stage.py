@@ -16,6 +16,7 @@ from hpcgen.planning.kind import Stage, Work
 from hpcgen.planning.request import make_allocation
 from hpcgen.planning.runtimes import Container
 from trainer.contract.config import TrainerConfig
+from trainer.contract.files.index_header import IDX
 from trainer.contract.record import record
 
 COMMENT = "--comment=hpcgen"
@@ -60,6 +61,11 @@ class StagePlan:
     """The stage that the running job submits, as train submits evaluate. Its script is the job's file NAME.sh."""
     signal_lead_s: int
     """Seconds before the time limit at which the job receives its signal; 0 for stages with nothing to save."""
+
+    @property
+    def prefixes(self) -> frozenset[str]:
+        """Prefixes of the pairs that the stage reads."""
+        return frozenset(item.path.removesuffix(IDX) for item in self.inputs if item.path.endswith(IDX))
 
     @property
     def name(self) -> str:

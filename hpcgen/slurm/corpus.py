@@ -13,6 +13,7 @@ from hpcgen.run_plan.plan import Plan
 from hpcgen.slurm.training_data import check_split, check_tokenizers, check_training_data
 from hpcgen.text import counted
 from trainer.contract.config import Dataset
+from trainer.contract.files.index_header import SUFFIXES
 
 if TYPE_CHECKING:
     from hpcgen.data.manifest import Manifest
@@ -106,7 +107,7 @@ def require_pairs(plan: Plan) -> None:
     missing = [
         path
         for pair in _pairs_read(plan)
-        for path in (f"{pair.prefix}.idx", f"{pair.prefix}.bin")
+        for path in (pair.prefix + suffix for suffix in SUFFIXES)
         if not Path(path).exists() and Path(*Path(path).parts[:2]).exists()
     ]
     if missing:
@@ -168,5 +169,4 @@ def _pairs_read(plan: Plan) -> list[Dataset]:
     corpus = plan.config.data.corpus
     if corpus is None or any(stage.kind.makes_pairs for stage in plan.stages.values()):
         return []
-    read = {item.path for stage in plan.stages.values() for item in stage.inputs}
-    return [pair for pairs in blend(corpus).values() for pair in pairs if f"{pair.prefix}.idx" in read]
+    return [pair for pairs in blend(corpus).values() for pair in pairs if pair.prefix in plan.prefixes]

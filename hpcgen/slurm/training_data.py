@@ -17,7 +17,7 @@ from hpcgen.planning.paths import trainer_data
 from hpcgen.run_plan.plan import Plan
 from hpcgen.text import counted
 from trainer.contract.config import TrainerConfig
-from trainer.contract.files.index_header import CHECKED_DOCUMENTS
+from trainer.contract.files.index_header import CHECKED_DOCUMENTS, is_complete
 from trainer.contract.files.loss_mask import can_learn, has_mask, kind_problem, mask_path, size_problem
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.record import replaced
@@ -46,9 +46,9 @@ def check_training_data(plan: Plan) -> None:
     trainer = plan.trainer
     if trainer is None or any(stage.kind.makes_pairs for stage in plan.stages.values()):
         return
-    read = {item.path for stage in plan.stages.values() for item in stage.inputs}
+    read = plan.prefixes
     datasets = [dataset for blend in trainer.data.blends.values() for dataset in blend]
-    pairs = _open_pairs([dataset.prefix for dataset in datasets if f"{dataset.prefix}.idx" in read])
+    pairs = _open_pairs([dataset.prefix for dataset in datasets if dataset.prefix in read])
     evaluation = plan.config.evaluation
     texts = _open_pairs([text.prefix for text in evaluation.data] if evaluation.every is not None else [])
     ends = (_end_problem(trainer, pair) for pair in (*pairs, *texts) if trainer.data.needs_eod)
@@ -75,7 +75,7 @@ def check_tokenizers(plan: Plan) -> None:
     """
     if any(stage.kind.makes_pairs for stage in plan.stages.values()):
         return
-    if not (prefixes := {key: prefix for key, prefix in _prefixes(plan).items() if _is_complete(prefix)}):
+    if not (prefixes := {key: prefix for key, prefix in _prefixes(plan).items() if is_complete(prefix)}):
         return
     try:
         from hpcgen.data.pair_tokenizers import other_tokenizers  # needs the extra `data`
@@ -100,30 +100,26 @@ def check_tokenizers(plan: Plan) -> None:
 
 def _prefixes(plan: Plan) -> dict[str, str]:
     """Prefixes of the pairs that the planned stages read, or that their tokenizer must fit, by key."""
-    read = {item.path for stage in plan.stages.values() for item in stage.inputs}
+    read = plan.prefixes
     fits = any(stage.kind.uses_tokenizer for stage in plan.stages.values())
     data, evaluation = trainer_data(plan.config), plan.config.evaluation
     named = {
         f"data.{key}[{number}].prefix": dataset.prefix
         for key, blend in data.blends.items()
         for number, dataset in enumerate(blend)
-        if fits or f"{dataset.prefix}.idx" in read
+        if fits or dataset.prefix in read
     }
     texts = {
         f"evaluation.data[{number}].prefix": text.prefix
         for number, text in enumerate(evaluation.data)
-        if f"{text.prefix}.idx" in read or (evaluation.every is not None and named)
+        if text.prefix in read or (evaluation.every is not None and named)
     }
     return named | texts
 
 
-def _is_complete(prefix: str) -> bool:
-    return all(Path(prefix + suffix).is_file() for suffix in (".idx", ".bin"))
-
-
 def _open_pairs(prefixes: Sequence[str]) -> list[Pair]:
     """The pairs; none if a file is missing, or the extra `data`. Without prefixes, numpy is not imported."""
-    if not prefixes or not all(map(_is_complete, prefixes)):
+    if not prefixes or not all(map(is_complete, prefixes)):
         return []
     try:
         from hpcgen.data.pair import open_pair  # needs the extra `data`
@@ -183,7 +179,7 @@ def empty_split(split: str, documents: Sequence[int], evaluates: bool) -> str | 
 def _mask_problems(trainer: TrainerConfig, read: Collection[str]) -> Iterator[Problem]:
     """Yields a problem for each pair with a loss mask in a run on texts, or without a valid one in a run on chats.
 
-    Only pairs of the files `read` are checked.
+    Only the pairs with the prefixes `read` are checked.
     """
     chats = {
         f"validation[{index}].datasets": config_of_split(trainer, each.split).data.sft
@@ -192,7 +188,7 @@ def _mask_problems(trainer: TrainerConfig, read: Collection[str]) -> Iterator[Pr
     for field, blend in trainer.data.blends.items():
         sft = chats.get(field, trainer.data.sft)
         for number, dataset in enumerate(blend):
-            if f"{dataset.prefix}.idx" in read and _is_complete(dataset.prefix):
+            if dataset.prefix in read and is_complete(dataset.prefix):
                 path = f"data.{field}[{number}].prefix"
                 key = "sft" if field in chats else "data.sft"
                 yield from _mask_problem(path, dataset.prefix, sft, key, trainer.model.seq_length)
@@ -226,7 +222,7 @@ def _packing_problems(trainer: TrainerConfig, read: Collection[str]) -> Iterator
     packs the chats in any case."""
     prefixes = [dataset.prefix for dataset in trainer.data.datasets or trainer.data.train]
     is_read = trainer.data.sft and all(
-        f"{prefix}.idx" in read and _is_complete(prefix) and has_mask(prefix) for prefix in prefixes
+        prefix in read and is_complete(prefix) and has_mask(prefix) for prefix in prefixes
     )
     if not is_read or sum(os.stat(mask_path(prefix)).st_size for prefix in prefixes) > _READ_BYTES:  # noqa: PTH116
         return
@@ -243,7 +239,7 @@ def _record_problems(trainer: TrainerConfig, read: Collection[str]) -> Iterator[
         dataset.prefix: f"data.{field}[{number}].prefix"
         for field, blend in trainer.data.blends.items()
         for number, dataset in enumerate(blend)
-        if f"{dataset.prefix}.idx" in read and _is_complete(dataset.prefix)
+        if dataset.prefix in read and is_complete(dataset.prefix)
     }
     if not named:
         return

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcgen.data.indexed_dataset import bin_path, idx_path
+from trainer.contract.files.index_header import bin_path, idx_path
 
 
 def write(prefix: Path, documents: list[list[int]], vocab_size: int = 300) -> Path:

@@ -6,12 +6,12 @@ import pytest
 import tokenizers
 
 from hpcgen.config.tokenizer import TokenizerConfig
-from hpcgen.data.indexed_dataset import bin_path, idx_path
 from hpcgen.data.inspection import Bin, decode, draw_png, inspect_pair, read_document
 from hpcgen.data.pair import as_prefix, as_prefixes, open_pair
 from hpcgen.errors import HpcgenError
 from tests.data.conftest import HARD_TEXTS
 from tests.data.pairs import write, write_sequences
+from trainer.contract.files.index_header import bin_path, idx_path
 
 
 def test_lengths_and_where_they_are(tmp_path):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from hpcgen.config.tokenizer import TokenizerConfig, gpt2_files
-from hpcgen.data.indexed_dataset import bin_path, idx_path
 from hpcgen.data.manifest import manifest_path, read_manifest
 from hpcgen.data.pair_records import find_records, pairs_without_vocabulary_hash, stale_pairs
 from hpcgen.data.record import Counts, FileIdentity, Record, read_record, write_record
@@ -21,6 +20,7 @@ from hpcgen.data.unit_checker import done_record
 from hpcgen.data.verification import Expected, verify
 from tests.data.data_runs import documents, json_lines, make_units, planned_corpus, swapped_merges, write_file
 from tests.data.pairs import write, write_sequences
+from trainer.contract.files.index_header import bin_path, idx_path
 
 DOCUMENTS = [[1, 2, 9], [], [3, 9], [4, 5, 6, 9]]
 """9 ends each document."""

@@ -16,6 +16,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import normalize
 
 from trainer.contract.config import BlendConfig, ConfigError, Dataset, TrainerConfig
+from trainer.contract.files.index_header import bin_path
 from trainer.contract.resuming import sampling
 from trainer.contract.resuming.data_stages import StageEnd
 from trainer.contract.resuming.pair_identity import is_same_pair
@@ -418,7 +419,7 @@ def _require_disjoint(data: BlendConfig) -> None:
     seen: dict[tuple[int, int], tuple[str, str]] = {}
     for key, datasets in data.blends.items():
         for dataset in datasets:
-            path = Path(f"{dataset.prefix}.bin")
+            path = bin_path(dataset.prefix)
             if not path.is_file():
                 continue  # `open_corpora` says so
             status = path.stat()

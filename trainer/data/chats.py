@@ -22,6 +22,7 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from trainer.contract.config import BlendConfig, ConfigError
+from trainer.contract.files.index_header import idx_path
 from trainer.contract.files.loss_mask import kind_problem, mask_path, size_problem
 from trainer.contract.resuming.sampling import Documents, Order, Packing, Stream
 from trainer.contract.wording import counted
@@ -199,7 +200,7 @@ def _packing_index(split: str, prefix: str, documents: Documents, source: Source
         title=f"the chats of {prefix} for {split}",
         key=f"{digest}-Chats",
         suffixes=FILES,
-        source=Path(f"{prefix}.idx"),
+        source=idx_path(prefix),
         mask=Path(mask_path(prefix)),
         build=build,
     )

@@ -16,7 +16,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import normalize
 
 from trainer.contract.config import ConfigError, Dataset
-from trainer.contract.files.index_header import CHECKED_TOKENS, HEADER_SIZE, read_header
+from trainer.contract.files.index_header import CHECKED_TOKENS, HEADER_SIZE, bin_path, idx_path, read_header
 from trainer.contract.files.regular_file import open_regular
 from trainer.contract.resuming.sampling import Documents
 from trainer.contract.rules.data import split_weights
@@ -62,7 +62,7 @@ def open_corpus(where: str, prefix: str, rows: int) -> IndexedDataset:
     for extension in (".bin", ".idx"):
         if not Path(prefix + extension).is_file():
             raise ConfigError(f"{prefix}{extension} is not a file (prefix = {prefix!r})", where=where)
-    size = Path(f"{prefix}.bin").stat().st_size
+    size = bin_path(prefix).stat().st_size
     if not size:
         raise ConfigError(f"{prefix}.bin is empty", where=where)
     _require_index(where, prefix)
@@ -87,7 +87,7 @@ def open_corpus(where: str, prefix: str, rows: int) -> IndexedDataset:
 
 def _require_index(where: str, prefix: str) -> None:
     """Refuse an invalid or truncated .idx. Core would fail with one traceback, and with a second one in its cleanup."""
-    index = Path(f"{prefix}.idx")
+    index = idx_path(prefix)
     with open_regular(index) as file:
         header = read_header(file.read(HEADER_SIZE))
     if header is None:

@@ -14,6 +14,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, Moc
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from trainer.contract.config import BlendConfig, ConfigError, Dataset
+from trainer.contract.files.index_header import idx_path
 from trainer.contract.files.loss_mask import kind_problem
 from trainer.contract.resuming.sampling import Order, Stream
 from trainer.data.corpora import SPLITS
@@ -76,7 +77,7 @@ class GptSamples(Kind):
             title=f"{split} of {prefix or 'mock samples'}",
             key=f"{named.unique_description_hash}-{type(named).__name__}-{core_split(split).name}",
             suffixes=PART_FILES,
-            source=None if prefix is None else Path(f"{prefix}.idx"),
+            source=None if prefix is None else idx_path(prefix),
             build=build,
         )
 

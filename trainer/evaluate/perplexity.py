@@ -21,7 +21,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy
 import torch
@@ -30,6 +29,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from trainer.contract.config import BlendConfig
 from trainer.contract.errors import TrainerError
 from trainer.contract.evaluation import EvaluationData, TextResult
+from trainer.contract.files.index_header import bin_path
 from trainer.contract.files.loss_mask import LEARNED, has_mask
 from trainer.data import documents
 from trainer.data.chats import map_mask
@@ -127,7 +127,7 @@ def open_text(
     """
     corpus = open_pair(data, where, vocab_size, training)
     # Core's index describes a .bin without gaps, so its sequences are one stream.
-    tokens = numpy.memmap(Path(f"{data.prefix}.bin"), dtype=corpus.index.dtype, mode="r")
+    tokens = numpy.memmap(bin_path(data.prefix), dtype=corpus.index.dtype, mode="r")
     mask = map_mask(data.prefix) if has_mask(data.prefix) else None
     separate = mask is not None or training.separates_documents
     ends = numpy.array([len(tokens)])

@@ -14,8 +14,14 @@ Source: megatron/core/datasets/indexed_dataset.py.
 
 from __future__ import annotations
 
+import os
 import struct
+from pathlib import Path
 from typing import NamedTuple
+
+BIN, IDX = ".bin", ".idx"
+SUFFIXES = (IDX, BIN)
+"""Suffixes of the files of a pair."""
 
 DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 """numpy's names of the dtypes by the codes of Megatron-Core's DType. The last digit is the number of bytes."""
@@ -31,6 +37,21 @@ CHECKED_DOCUMENTS = 100
 
 CHECKED_TOKENS = 2**20
 """Number of tokens of a pair that are compared with the size of the vocabulary."""
+
+
+def bin_path(prefix: str | os.PathLike[str]) -> Path:
+    """Path of the file of token IDs. The suffix is appended, because a dot in the prefix is part of its name."""
+    return Path(f"{os.fspath(prefix)}{BIN}")
+
+
+def idx_path(prefix: str | os.PathLike[str]) -> Path:
+    """Path of the index file."""
+    return Path(f"{os.fspath(prefix)}{IDX}")
+
+
+def is_complete(prefix: str | os.PathLike[str]) -> bool:
+    """True if both files of a pair exist."""
+    return idx_path(prefix).is_file() and bin_path(prefix).is_file()
 
 
 class Header(NamedTuple):

@@ -27,6 +27,7 @@ from trainer.contract.code.imports import named
 from trainer.contract.code.user_code import UserCode
 from trainer.contract.config import TrainerConfig
 from trainer.contract.files.hashing import file_sha256, num_threads
+from trainer.contract.files.index_header import idx_path
 from trainer.contract.files.loss_mask import has_mask
 from trainer.contract.files.regular_file import read_bytes
 from trainer.contract.resuming.change import Change, and_more
@@ -252,7 +253,7 @@ def _read_indices(prefixes: Sequence[str]) -> None:
 
     def read(prefix: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            identify(Path(f"{prefix}.idx"))
+            identify(idx_path(prefix))
 
     with ThreadPoolExecutor(num_threads()) as threads:
         list(threads.map(read, prefixes))
@@ -264,7 +265,7 @@ def _identify_pair(
     """Identities of a pair's files, with the mask of chats; None if a file is missing."""
     known = known or {}
     try:
-        index = Path(f"{prefix}.idx")
+        index = idx_path(prefix)
         index_now = identify(index) if reads else _identify_unread(index, known.get("idx"))
         contents = {
             suffix: _identify_content(Path(f"{prefix}.{suffix}"), known.get(suffix), recorded)
