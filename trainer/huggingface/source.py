@@ -14,6 +14,7 @@ from trainer.contract.problem import listed
 from trainer.contract.resuming import base_model
 from trainer.contract.resuming.record_shape import origins
 from trainer.distributed import device
+from trainer.inference.checkpoint import record_of
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ def read_source(path: Path) -> Source:
         raise TrainerError(f"{error.filename or path} cannot be read ({error.strerror})") from error
     if problems:
         raise TrainerError(f"{path} is not a valid checkpoint: {listed(problems)}")
-    record = found.record or _read_foreign(path)
-    if problem := checkpoint_files.format_problem(path, record):
-        raise TrainerError(problem)
+    if found.is_foreign:
+        device.prepare("cpu")
+    record = record_of(found)
     try:
         model = resolve_model(from_dict(ModelConfig, record["model"], f"{path}: model"))
     except ConfigError as error:
@@ -102,17 +103,3 @@ def with_vocabulary(source: Source, vocab_size: int | None) -> Source:
             f"--vocab-size {vocab_size} does not fit the {padded} embedding rows of {source.path}"
         )
     return replace(source, model=replace(source.model, vocab_size=vocab_size or known))
-
-
-def _read_foreign(path: Path) -> dict[str, Any]:
-    """The sections of a checkpoint of Megatron-LM, from its arguments."""
-    device.prepare("cpu")
-    from trainer.checkpoint import foreign  # imports megatron.core, so it must come after `device.prepare`
-
-    model, resumed = foreign.read_model(path)
-    return {
-        **resumed.sections,
-        "model": model,
-        "precision": resumed.precision,
-        "consumed_samples": resumed.consumed_samples,
-    }

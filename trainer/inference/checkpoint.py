@@ -122,11 +122,11 @@ def inference_config(
     Raises:
         TrainerError: the record has an unknown or invalid key, or the model cannot be split in this way.
     """
-    record = found.record or _record_of_megatron_lm(found.path, vocab_size)
-    if problem := checkpoint_files.format_problem(found.path, record):
-        raise TrainerError(problem)
+    record = record_of(found)
     unused = {"attention_dropout": 0.0, "hidden_dropout": 0.0, "mtp_num_layers": None}
     recorded: dict[str, Any] = record["model"] | unused
+    if found.record is None and vocab_size is not None and vocab_size <= recorded["padded_vocab_size"]:
+        recorded = {"vocab_size": vocab_size, **recorded}
     model = from_dict(ModelConfig, recorded, f"{found.path / checkpoint_files.COMPLETE}: model")
     training = TrainingConfig(
         micro_batch_size=1,
@@ -167,10 +167,23 @@ def _uneven_layout(num_layers: int, stages: int) -> str | None:
     return almost_even_layout(num_layers, stages) if num_layers > stages and num_layers % stages else None
 
 
-def _record_of_megatron_lm(path: Path, vocab_size: int | None) -> dict[str, Any]:
-    from trainer.checkpoint.foreign import read_model  # imports megatron.core
+def record_of(found: Checkpoint) -> dict[str, Any]:
+    """The record of a checkpoint, or the sections of it that the arguments of one of Megatron-LM tell. Call
+    `device.prepare` first.
 
-    model, resumed = read_model(path)
-    if vocab_size is not None and vocab_size <= model["padded_vocab_size"]:
-        model = {"vocab_size": vocab_size, **model}
-    return {"model": model, "precision": resumed.precision}
+    Raises:
+        TrainerError: a later version of the trainer wrote it, or Megatron-LM's arguments cannot be used.
+    """
+    if found.record is None:
+        from trainer.checkpoint.foreign import read_model  # imports megatron.core
+
+        model, resumed = read_model(found.path)
+        return {
+            **resumed.sections,
+            "model": model,
+            "precision": resumed.precision,
+            "consumed_samples": resumed.consumed_samples,
+        }
+    if problem := checkpoint_files.format_problem(found.path, found.record):
+        raise TrainerError(problem)
+    return found.record
