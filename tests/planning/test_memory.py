@@ -29,6 +29,7 @@ MIXTRAL_3_LAYERS = dataclasses.replace(
     MIXTRAL, num_layers=3, moe_layer_freq=(1,) * 3, seq_length=4096, vocab_size=50257, padded_vocab_size=50304
 )
 PP2 = {"micro": 4, "world_size": 2, "pp": 2, "num_microbatches": 8}
+FIRST_HALF = ("embedding.*", "decoder.layers.[0-3].*")
 GRAPHS = {"cuda_graph_impl": "transformer_engine"}
 GRAPHS_IN_PIPELINES = {None: 25.55, 2: 28.90, 4: 27.38, 12: 26.78}
 """VPP -> GiB on an H100 (benchmarks/planner/data/own.csv, gpt-pp2-*)."""
@@ -95,6 +96,8 @@ THIRD_RECOMPUTED = {
         (llama3_8b(8, 8192), {"micro": 2}, 69.7, 0.1),
         (llama3_8b(8, 8192), {"micro": 2, "world_size": 2}, 54.0, 0.1),
         (llama3_8b(8, 32768), {"micro": 1}, 91.0, 0.1),
+        (llama3_8b(8, 8192), {"micro": 1, "freeze": FIRST_HALF}, 33.93, 0.03),
+        (llama3_8b(8, 8192), {"micro": 1, "ema_decay": 0.999}, 69.43, 0.03),
         (GPT, {"micro": 4, "transformer_impl": "torch"}, 38.04, 0.02),
     ],
     ids=[
@@ -106,7 +109,7 @@ THIRD_RECOMPUTED = {
             *(f"VPP{vpp}, graphs" for vpp in GRAPHS_IN_PIPELINES),
         ),
         "Mixtral",
-        *("Llama 8k", "Llama 8k, DP2", "Llama 32k", "GPT, torch"),
+        *("Llama 8k", "Llama 8k, DP2", "Llama 32k", "frozen", "average", "GPT, torch"),
     ],
 )
 def test_the_estimate_is_near_gpu_measurements(model, run, peak_gib, tolerance_gib):
@@ -438,3 +441,28 @@ def test_the_last_stage_has_the_mtp_layers():
     tied = dataclasses.replace(mtp, untie_embeddings_and_output_weights=False)
     assert estimate(mtp, **run).parameter_bytes - estimate(tied, **run).parameter_bytes == 18 * table
     assert estimate(mtp).activation_bytes - estimate(model).activation_bytes > 2 * 4096 * 128256
+
+
+def test_frozen_layers_keep_activations_only_after_what_is_trained_or_recomputed() -> None:
+    """Three of four layers are frozen in each case, so the memory of weights differs only by that of the embedding."""
+    model = llama3_8b(4, 8192)
+    upper = ("decoder.layers.[1-3].*",)
+    activations = [
+        estimate(model, freeze=freeze, **more).activation_bytes
+        for freeze, more in (
+            (("embedding.*", "decoder.layers.[0-2].*"), {}),
+            (("embedding.*", *upper), {}),
+            (upper, {}),
+            (("decoder.layers.[0-2].*",), {}),
+        )
+    ]
+    assert activations[0] < 0.6 * activations[1]
+    assert activations[1:] == [activations[1]] * 3
+
+
+def test_a_later_stage_may_need_more_than_the_frozen_ones_before_it() -> None:
+    run = {"world_size": 4, "pp": 4, "num_microbatches": 16}
+    freeze = ("embedding.*", "decoder.layers.?.*", "decoder.layers.1[0-5].*", "output_layer.*")
+    given = setup(llama3_8b(32), **run, freeze=freeze)
+    stages = [estimate_stage(given, stage).total_gib for stage in range(4)]
+    assert stages[2] == max(stages) == estimate_memory(given).total_gib

@@ -214,20 +214,25 @@ def test_prompts_are_refused_before_the_first_step(
 QUESTIONS = {"Is it wet?": "Yes. The rain in Oslo.", "Hi": "hello hello!"}
 
 
-@pytest.mark.usefixtures("forks")
-def test_a_model_that_learns_chats_answers_them_and_ends_its_turn(tmp_path: Path) -> None:
-    """The prompts are messages. Before training, the answers go on to their limit."""
+def chats_of_questions(tokenizer: Path, directory: Path) -> tuple[str, int]:
+    """The prefix of a pair of chats with QUESTIONS, and the number of tokens of the tokenizer."""
     import tokenizers
 
-    file = write_tokenizer(tmp_path / "tokenizer")
-    library = tokenizers.Tokenizer.from_file(str(file))
+    library = tokenizers.Tokenizer.from_file(str(tokenizer))
     pairs = []
     for question, answer in QUESTIONS.items():
         asked = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         ids = [library.encode(text, add_special_tokens=False).ids for text in (asked, f"{answer}<|im_end|>")]
         pairs.append(([*ids[0], *ids[1]], [*[0] * len(ids[0]), *[1] * len(ids[1])]))
-    prefix = write_chats(tmp_path / "chats", pairs * 8)
-    model = MODEL | {"vocab_size": library.get_vocab_size(with_added_tokens=True)}
+    return write_chats(directory / "chats", pairs * 8), library.get_vocab_size(with_added_tokens=True)
+
+
+@pytest.mark.usefixtures("forks")
+def test_a_model_that_learns_chats_answers_them_and_ends_its_turn(tmp_path: Path) -> None:
+    """The prompts are messages. Before training, the answers go on to their limit."""
+    file = write_tokenizer(tmp_path / "tokenizer")
+    prefix, vocab_size = chats_of_questions(file, tmp_path)
+    model = MODEL | {"vocab_size": vocab_size}
     config = chat_config(prefix, tmp_path / "run", model)
     config["training"] |= {"train_iters": 60}
     config["optimizer"]["lr"] = 1e-2

@@ -239,7 +239,7 @@ def test_windows_norms_and_scaled_rope_are_alike_in_all_kernels(
 def test_latent_attention_and_multi_token_prediction_are_alike_in_torch(
     corpus: str, tmp_path: Path, one_gpu: Callable[[str], Run]
 ) -> None:
-    config = on_gpus(corpus, tmp_path / "run", 1, {}, DEEPSEEK)
+    config = on_gpus(corpus, tmp_path / "run", 1, {}, SHAPES["deepseek"])
     config["training"]["transformer_impl"] = "torch"
     assert_alike(finished(config), one_gpu("deepseek"))
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from megatron.core.models.common.language_module.language_module import LanguageModule
+from torch.nn import functional
 
 from tests.trainer.runs import LLAMA, ROOT, finished, write_corpus
 from tests.trainer.test_gpu import TP2_SP, needs_gpus, on_gpus, with_engine
@@ -58,3 +62,49 @@ def test_the_z_loss_is_the_same_with_every_cross_entropy(
         numpy.testing.assert_allclose(found[:, 0], expected[:, 0], atol=0.05, err_msg=name)
         numpy.testing.assert_allclose(found[:, 1], expected[:, 1], rtol=0.03, err_msg=name)
         numpy.testing.assert_allclose(found[:, 2], expected[:, 2], atol=0.03, err_msg=name)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[torch.distributed.ProcessGroup]:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
+    yield torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("factors", ["mask", "any"])
+@pytest.mark.parametrize("impl", ["te", "native"])
+@with_engine
+@pytest.mark.filterwarnings("ignore")  # torch.compile reads the gradient of logits, which are no leaf
+def test_each_token_has_the_gradient_of_its_own_factor(
+    impl: str, factors: str, samples: int, one_rank: torch.distributed.ProcessGroup
+) -> None:
+    """Factors of losses are 0 and 1 with a loss mask, and any with a z-loss. torch's gradients in fp32 are right."""
+    length, vocab_size = 96, 1024
+    generator = torch.Generator("cuda").manual_seed(5)
+    shape = (length, samples, vocab_size)
+    values = torch.randn(shape, device="cuda", generator=generator).mul(3).bfloat16()
+    labels = torch.randint(vocab_size, (samples, length), device="cuda", generator=generator)
+    each = torch.rand((samples, length), device="cuda", generator=generator)
+    each = (each < 0.4).float() if factors == "mask" else each * 3 - 1
+    each[0, 0] = 0.0  # the factor that faulty versions take for all
+    logits = values.clone().requires_grad_()
+    settings = {
+        "cross_entropy_loss_fusion": True,
+        "cross_entropy_fusion_impl": impl,
+        "cuda_graph_impl": "none",
+    }
+    module = SimpleNamespace(
+        config=SimpleNamespace(**settings), pg_collection=SimpleNamespace(tp=one_rank), tp_group=one_rank
+    )
+    losses = LanguageModule.compute_language_model_loss(module, labels, logits.clone())
+    (losses.float() * each).sum().backward()
+    exact = values.float().requires_grad_()
+    expected = functional.cross_entropy(exact.permute(1, 2, 0), labels, reduction="none")
+    (expected * each).sum().backward()
+    torch.testing.assert_close(losses.float(), expected, rtol=0, atol=0.02)
+    assert logits.grad is not None
+    assert exact.grad is not None
+    torch.testing.assert_close(logits.grad.float(), exact.grad, rtol=0.01, atol=1e-4)
+    assert not logits.grad.transpose(0, 1)[each == 0].any()

@@ -11,7 +11,8 @@ RIGHT_FOR_EACH_TOKEN = (2, 11)
 """First version whose cross entropy multiplies the gradients of each token by the factor of its own loss.
 
 Versions 2.2 to 2.7 take the factor of the first token for all (its pull request 2139). Versions 2.8 to 2.10 take those
-of other tokens if a microbatch has several samples (2402).
+of other tokens if a microbatch has several samples (2402). Version 2.16.1 was compared with torch on a GPU, with masks
+and with other factors (tests/trainer/test_losses_gpu.py).
 """
 
 

@@ -30,7 +30,7 @@ def prepare(device: str) -> None:
         TrainerError: `device` is "cuda" but torch sees no GPU.
     """
     if device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # hides GPUs from torch and Core
+        hide_gpus()
         stand_in_for_cuda()
         return
     import torch
@@ -41,6 +41,11 @@ def prepare(device: str) -> None:
             f"rank {rank} on {socket.gethostname()}: device = 'cuda', but torch {torch.__version__} "
             "sees no GPU. Check the node's GPUs, the container's driver and that this torch is built for CUDA"
         )
+
+
+def hide_gpus() -> None:
+    """Hide the GPUs from torch and Core. Call this before any library asks CUDA for its devices, which it does once."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def make_deterministic() -> None:

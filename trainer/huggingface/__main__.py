@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract.errors import Exit, TrainerError
+from trainer.distributed import device
 from trainer.metrics.console import quiet_libraries
 
 
@@ -17,6 +18,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     signal.signal(signal.SIGTERM, _leave)
     quiet_libraries()
+    device.hide_gpus()  # conversions compute on the CPU, and transformers asks for GPUs before they are compared
     from trainer.huggingface.commands import (
         COMMANDS,  # imports torch, which mistakes in the arguments do not need
     )

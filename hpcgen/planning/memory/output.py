@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hpcgen.planning.frozen import frozen_shares
 from hpcgen.planning.memory.parameters import table_parameter_count
 from hpcgen.planning.setup import Setup
 
@@ -19,7 +20,7 @@ def loss_bytes(setup: Setup) -> int:
     outputs, tokens = 1 + (setup.model.mtp_num_layers or 0), setup.tokens
     logits = tokens * setup.model.padded_vocab_size / setup.layout.tensor_model_parallel_size
     kept, more = _bytes_per_logit(setup)
-    of_weight = setup.value_bytes * table_parameter_count(setup) if setup.trains_weights else 0.0
+    of_weight = setup.value_bytes * table_parameter_count(setup) if not frozen_shares(setup).output else 0.0
     gradients = setup.hidden_bytes * tokens + of_weight
     added = max(more * logits, (setup.value_bytes - kept) * logits + gradients)
     if setup.training.metrics and setup.training.loss is None:

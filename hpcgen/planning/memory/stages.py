@@ -8,6 +8,7 @@ import math
 import operator
 from collections import Counter
 
+from hpcgen.planning.frozen import frozen_shares
 from hpcgen.planning.memory.adapters import adapter_bytes
 from hpcgen.planning.memory.attention import Part, attention_part
 from hpcgen.planning.memory.kernels import kernel_bytes
@@ -96,8 +97,11 @@ def _fullest_stages(setup: Setup) -> list[int]:
     """The stages without those that certainly need at most as much memory as the stage before them.
 
     If both have the same layers in equal chunks and nothing else, the later one has fewer microbatches in flight.
+    With frozen weights, it may train more of them.
     """
     kinds, mtp = layer_kinds(setup), mtp_stage(setup.parallelism)
+    if setup.training.freeze or not setup.trains_weights:
+        return list(range(len(kinds)))
     ends = {0, 1, mtp, mtp + 1, len(kinds) - 1}
     return [
         stage
@@ -147,7 +151,7 @@ def _activation_bytes(setup: Setup, stage: int, layers: dict[bool, Layer]) -> tu
     """
     chunks = [
         _kept_bytes(setup, [layers[has_experts] for has_experts in chunk])
-        for chunk in layer_kinds(setup)[stage]
+        for chunk in _kinds_with_gradients(setup, stage)
     ]
     is_last = stage == setup.layout.pipeline_model_parallel_size - 1
     moments = [[_layer_moment(setup, stage, backward, layers)] for backward in range(len(chunks))]
@@ -167,6 +171,16 @@ def _activation_bytes(setup: Setup, stage: int, layers: dict[bool, Layer]) -> tu
         for backward, numbers in decisive_moments(setup.layout, stage)
     )
     return int(most + setup.tokens * _exchanged_bytes(setup, stage)), int(moment)
+
+
+def _kinds_with_gradients(setup: Setup, stage: int) -> list[tuple[bool, ...]]:
+    """The layers of each model chunk that keep activations for the backward pass.
+
+    The first layers keep none if nothing is trained up to them. On later stages of a pipeline, all do, because Core's
+    tensors for received hidden states have gradients.
+    """
+    first, *others = layer_kinds(setup)[stage]
+    return [first[frozen_shares(setup).num_unreached if stage == 0 else 0 :], *others]
 
 
 def _layer_moment(setup: Setup, stage: int, backward: int, layers: dict[bool, Layer]) -> float:
@@ -218,7 +232,7 @@ def _embedding_moment(setup: Setup) -> float:
 
 def _table_gradient_bytes(setup: Setup) -> float:
     """The gradient of the embedding, in the precision of the model, before it is added to the fp32 buffer."""
-    return setup.value_bytes * table_parameter_count(setup) if setup.trains_weights else 0.0
+    return setup.value_bytes * table_parameter_count(setup) if not frozen_shares(setup).embedding else 0.0
 
 
 def _waiting_gradient_bytes(setup: Setup) -> float:

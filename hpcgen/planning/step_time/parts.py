@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar, cast
 
+from hpcgen.planning.frozen import frozen_shares
 from hpcgen.planning.step_time.adapters import adapter_parts
 from hpcgen.planning.step_time.attention import attention_parts
-from hpcgen.planning.step_time.frozen import frozen_shares
 from hpcgen.planning.step_time.host import host_time, outside_time, with_waits
 from hpcgen.planning.step_time.layer import Layer
 from hpcgen.planning.step_time.machine import Constant, Machine

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from trainer.distributed.device import hide_gpus
+
 VOCAB_SIZE = 300
 """Not a multiple of 128, so that the embedding is padded."""
 
@@ -133,8 +135,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @functools.cache
 def transformers_process() -> ProcessPoolExecutor:
-    """The process, which ends with this one."""
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    """The process, which ends with this one. It computes on the CPU, also where there are GPUs."""
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=hide_gpus)
 
 
 def save_model(

@@ -356,6 +356,21 @@ def test_a_full_disk_leaves_nothing(direction: str, imported: Path, tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
+AFTER_A_MISTAKE = """
+import os, sys
+os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+from trainer.huggingface import __main__
+print(__main__.main(), repr(os.environ["CUDA_VISIBLE_DEVICES"]))
+"""
+
+
+def test_conversions_hide_the_gpus_before_any_library_sees_them(tmp_path: Path) -> None:
+    """transformers asks CUDA for its devices before the trainer computes its logits on the CPU."""
+    words = ("average", str(tmp_path / "missing"), "--last", "2", "--to", str(tmp_path / "out"))
+    ended = run_python("-c", AFTER_A_MISTAKE, *words)
+    assert ended.stdout == "2 ''\n", ended.stderr
+
+
 SLOWLY = """
 import sys, time
 from trainer.huggingface import __main__, exporting, transforms

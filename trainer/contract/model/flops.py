@@ -9,7 +9,7 @@ from trainer.contract.attention.visibility import visible_pairs
 from trainer.contract.config import LoraConfig, ModelConfig, TrainerConfig
 from trainer.contract.model.adapters import WITHOUT_ADAPTERS, active_parameter_counts
 from trainer.contract.model.experts import moe_layer_pattern
-from trainer.contract.model.frozen import Frozen, frozen
+from trainer.contract.model.frozen import Frozen, frozen, layers_without_gradients
 
 FORMULA = (
     "megatron-lm: 3 x forward matrix products, causal attention halved, only keys in the window and the document, with "
@@ -77,23 +77,12 @@ def _saved(model: ModelConfig, tokens: int, pairs: float, kept: Frozen, has_trai
     """FLOPs of the backward pass that frozen weights save: their gradients, and all of the layers before the first one
     with something to train. In that layer, all gradients of inputs count.
     """
-    assert model.padded_vocab_size
-    table, logits = model.padded_vocab_size * model.hidden_size, 1 + (model.mtp_num_layers or 0)
+    logits = 1 + (model.mtp_num_layers or 0)
     head = kept.output if model.untie_embeddings_and_output_weights else kept.embedding
     saved = 2.0 * tokens * (sum(kept.matrices) + logits * head)
-    if kept.embedding < table or kept.positions < _positions(model):
-        return saved
-    for matrices, is_trained in zip(kept.matrices, has_trained, strict=True):
-        if is_trained:
-            return saved
-        saved += 2.0 * (matrices * tokens + 2 * attention_of(model).score_width(model) * pairs)
-    return saved
-
-
-def _positions(model: ModelConfig) -> int:
-    """Parameters of the table of positions."""
-    is_learned = model.position_embedding_type == "learned_absolute"
-    return (model.max_position_embeddings or 0) * model.hidden_size if is_learned else 0
+    scores = 2 * attention_of(model).score_width(model) * pairs
+    before = kept.matrices[: layers_without_gradients(model, kept, has_trained)]
+    return saved + sum(2.0 * (matrices * tokens + scores) for matrices in before)
 
 
 def _mlp_width(model: ModelConfig, has_experts: bool) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -75,6 +77,19 @@ def frozen(model: ModelConfig, patterns: tuple[str, ...], *, transformer_engine:
         tuple(matrices),
         tuple(has_trained),
     )
+
+
+def layers_without_gradients(model: ModelConfig, found: Frozen, has_trained: Sequence[bool]) -> int:
+    """Number of first layers that the backward pass does not reach, since neither they nor the embeddings are trained.
+
+    `has_trained` has a value for each layer: whether something in it is trained.
+    """
+    assert model.padded_vocab_size
+    is_learned = model.position_embedding_type == "learned_absolute"
+    positions = (model.max_position_embeddings or 0) * model.hidden_size if is_learned else 0
+    if found.embedding < model.padded_vocab_size * model.hidden_size or found.positions < positions:
+        return 0
+    return len(list(itertools.takewhile(operator.not_, has_trained)))
 
 
 def _split(name: str, num_layers: int) -> tuple[int | None, str]:
