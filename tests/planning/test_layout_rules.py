@@ -38,6 +38,22 @@ EMBEDDING = "parallelism__account_for_embedding_in_pipeline_split"
 LOSS = "parallelism__account_for_loss_in_pipeline_split"
 LAYOUT = "parallelism__pipeline_model_parallel_layout"
 
+REFUSED_LAYOUTS = {
+    "two ways to divide the layers": {PP: 2, FIRST: 4, LAYOUT: "Et*4|t*8L"},
+    "a layout with another number of layers": {PP: 2, LAYOUT: "Et*4|t*9L"},
+    "a layout with another number of stages": {PP: 2, LAYOUT: "Et*4|t*4|t*4L"},
+    "a layout with an empty stage": {PP: 4, LAYOUT: "Et*6||t*6|L"},
+    "a layout without its ends": {PP: 2, LAYOUT: "t*6|t*6"},
+    "a layout with a layer of another kind": {PP: 2, LAYOUT: "Et*6|t*6xL"},
+    "a layout with MTP layers that the model lacks": {PP: 2, LAYOUT: "Et*6|t*6mL"},
+    "an MTP layer before another layer": MTP | {PP: 2, LAYOUT: "Et*6m|t*6L"},
+    "MTP layers on two stages": MTP | {"model__mtp_num_layers": 2, PP: 4, LAYOUT: "Et*6|t*6|m|mL"},
+    "an MTP layer before another layer, in a layout too long for an example": MTP
+    | {"model__num_layers": 32, PP: 16, VPP: 2, LAYOUT: "Et|(t|)*29m|ttL"},
+    "an MTP layer on the first stage": MTP | {PP: 2, VPP: 2, LAYOUT: "Et*6|t*4|ttm|L"},
+}
+"""Values of pipeline_model_parallel_layout that contradict the layers or the stages."""
+
 REFUSED = {
     "TP does not divide heads": (
         {TP: 6},
@@ -102,61 +118,6 @@ REFUSED = {
     "embedding and loss as layers": (
         {PP: 4, EMBEDDING: True, LOSS: True},
         "parallelism.account_for_embedding_in_pipeline_split",
-        parallelism.uneven_pipeline_has_all_layers,
-    ),
-    "two ways to divide the layers": (
-        {PP: 2, FIRST: 4, LAYOUT: "Et*4|t*8L"},
-        "parallelism.pipeline_model_parallel_layout",
-        parallelism.uneven_pipeline_has_all_layers,
-    ),
-    "a layout with another number of layers": (
-        {PP: 2, LAYOUT: "Et*4|t*9L"},
-        "parallelism.pipeline_model_parallel_layout",
-        parallelism.uneven_pipeline_has_all_layers,
-    ),
-    "a layout with another number of stages": (
-        {PP: 2, LAYOUT: "Et*4|t*4|t*4L"},
-        "parallelism.pipeline_model_parallel_layout",
-        parallelism.uneven_pipeline_has_all_layers,
-    ),
-    "a layout with an empty stage": (
-        {PP: 4, LAYOUT: "Et*6||t*6|L"},
-        "parallelism.pipeline_model_parallel_layout",
-        parallelism.uneven_pipeline_has_all_layers,
-    ),
-    "a layout without its ends": (
-        {PP: 2, LAYOUT: "t*6|t*6"},
-        "parallelism.pipeline_model_parallel_layout",
-        parallelism.uneven_pipeline_has_all_layers,
-    ),
-    "a layout with a layer of another kind": (
-        {PP: 2, LAYOUT: "Et*6|t*6xL"},
-        "parallelism.pipeline_model_parallel_layout",
-        parallelism.uneven_pipeline_has_all_layers,
-    ),
-    "a layout with MTP layers that the model lacks": (
-        {PP: 2, LAYOUT: "Et*6|t*6mL"},
-        "parallelism.pipeline_model_parallel_layout",
-        parallelism.uneven_pipeline_has_all_layers,
-    ),
-    "an MTP layer before another layer": (
-        MTP | {PP: 2, LAYOUT: "Et*6m|t*6L"},
-        "parallelism.pipeline_model_parallel_layout",
-        parallelism.uneven_pipeline_has_all_layers,
-    ),
-    "MTP layers on two stages": (
-        MTP | {"model__mtp_num_layers": 2, PP: 4, LAYOUT: "Et*6|t*6|m|mL"},
-        "parallelism.pipeline_model_parallel_layout",
-        parallelism.uneven_pipeline_has_all_layers,
-    ),
-    "an MTP layer before another layer, in a layout too long for an example": (
-        MTP | {"model__num_layers": 32, PP: 16, VPP: 2, LAYOUT: "Et|(t|)*29m|ttL"},
-        "parallelism.pipeline_model_parallel_layout",
-        parallelism.uneven_pipeline_has_all_layers,
-    ),
-    "an MTP layer on the first stage": (
-        MTP | {PP: 2, VPP: 2, LAYOUT: "Et*6|t*4|ttm|L"},
-        "parallelism.pipeline_model_parallel_layout",
         parallelism.uneven_pipeline_has_all_layers,
     ),
     "MTP that TP does not divide": (
@@ -294,6 +255,14 @@ REFUSED = {
         "parallelism.tp_comm_overlap",
         parallelism.tensor_parallel_overlap_needs_sequence_parallel,
     ),
+    **{
+        name: (
+            changes,
+            "parallelism.pipeline_model_parallel_layout",
+            parallelism.uneven_pipeline_has_all_layers,
+        )
+        for name, changes in REFUSED_LAYOUTS.items()
+    },
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from tests.trainer.single_rank import ON_CPU
@@ -24,6 +25,15 @@ def microbatch(config: TrainerConfig) -> MicroBatch:
         position_ids=torch.arange(shape[1]).expand(shape),
         boundaries=None,
     )
+
+
+def complete_logits(
+    config: TrainerConfig, groups: ProcessGroupCollection, batch: MicroBatch
+) -> tuple[DistributedDataParallel, torch.Tensor]:
+    """The model of `config`, and its logits [b, s, v] in fp32, for a reference of sums_and_gradients."""
+    [chunk] = build_model(config, groups, ON_CPU)
+    chunk.zero_grad_buffer()
+    return chunk, chunk(batch.tokens, batch.position_ids, None).float()
 
 
 def sums_and_gradients(

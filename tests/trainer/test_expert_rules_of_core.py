@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_layer_specs
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_config import TransformerConfig
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpcgen.planning.repairs import check
 from tests.planning.cases import valid_facts
+from tests.trainer.core_groups import core_groups
 from trainer.contract.model.experts import MODEL_KEYS, expert_tensor_parallel_size
 from trainer.contract.rules.facts import Facts
 
@@ -66,33 +63,14 @@ def random_run(source: random.Random) -> Facts:
     return valid_facts(**{**TINY, **changes})
 
 
-@contextmanager
-def world(size: int) -> Iterator[None]:
-    """Rank 0 of a world whose collectives do nothing."""
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-    try:
-        yield
-    finally:
-        parallel_state.destroy_model_parallel()
-        torch.distributed.destroy_process_group()
-
-
 def build_in_core(facts: Facts) -> None:
-    """Build Core's groups, configuration and experts for `facts`, and route random tokens.
+    """Build Core's configuration and experts for `facts`, and route random tokens.
 
     Raises:
         Exception: Core refuses the run.
     """
     model, axes = facts.resolved_model, facts.parallelism
     tensor = axes.tensor_model_parallel_size
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tensor,
-        pipeline_model_parallel_size=axes.pipeline_model_parallel_size,
-        expert_model_parallel_size=axes.expert_model_parallel_size,
-        expert_tensor_parallel_size=axes.expert_tensor_parallel_size,
-        num_distributed_optimizer_instances=axes.num_distributed_optimizer_instances,
-        create_gloo_process_groups=False,
-    )
     shared = {
         name: getattr(model, name)
         for name in (
@@ -160,11 +138,11 @@ def route(config: TransformerConfig) -> None:
 
 def refusal(facts: Facts) -> str:
     """Core's message if it refuses the run; empty if it accepts it."""
-    with world(RANKS):
-        try:
+    try:
+        with core_groups(facts.parallelism, RANKS):
             build_in_core(facts)
-        except Exception as error:  # Core raises many types
-            return repr(error) or "no message"
+    except Exception as error:  # Core raises many types
+        return repr(error) or "no message"
     return ""
 
 

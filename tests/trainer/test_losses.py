@@ -13,14 +13,13 @@ import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.nn import functional
 
-from tests.trainer.losses import microbatch, sums_and_gradients
+from tests.trainer.losses import complete_logits, microbatch, sums_and_gradients
 from tests.trainer.runs import DEEPSEEK, LLAMA, ROOT, Run, finished, gpt_config, run
-from tests.trainer.single_rank import ON_CPU, resolved
+from tests.trainer.single_rank import resolved
 from trainer.contract.config import TrainerConfig
 from trainer.contract.errors import Exit, TrainerError
 from trainer.contract.files.metrics_columns import TAKEN
 from trainer.data.microbatch import MicroBatch
-from trainer.model.build import build_model
 
 pytestmark = [
     pytest.mark.process,
@@ -36,9 +35,7 @@ def test_the_z_loss_is_that_of_torch(
     config = resolved(tmp_path, LLAMA, z_loss_coeff=0.01, precision=precision)
     batch = microbatch(config)
     sums, gradients = sums_and_gradients(config, process_groups, batch)
-    [chunk] = build_model(config, process_groups, ON_CPU)
-    chunk.zero_grad_buffer()
-    logits = chunk(batch.tokens, batch.position_ids, None).float()
+    chunk, logits = complete_logits(config, process_groups, batch)
     losses = functional.cross_entropy(logits.transpose(1, 2), batch.labels, reduction="none")
     z_losses = logits.logsumexp(-1).square()
     expected = [(each * batch.loss_mask).sum() for each in (losses, z_losses)]
@@ -81,9 +78,7 @@ def reference(
     config: TrainerConfig, groups: ProcessGroupCollection, batch: MicroBatch
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Sums of COLUMNS and gradients, from torch's functions of the complete logits."""
-    [chunk] = build_model(config, groups, ON_CPU)
-    chunk.zero_grad_buffer()
-    logits = chunk(batch.tokens, batch.position_ids, None).float()
+    chunk, logits = complete_logits(config, groups, batch)
     mask, rows = batch.loss_mask, logits.transpose(1, 2)
     likelihood = functional.cross_entropy(rows, batch.labels, reduction="none")
     smoothed = functional.cross_entropy(rows, batch.labels, reduction="none", label_smoothing=0.1)
@@ -120,9 +115,7 @@ def test_the_focal_loss_of_the_example_is_that_of_complete_logits(
     config = resolved(tmp_path, LLAMA, loss=f"{EXAMPLE}:focal")
     batch = microbatch(config)
     sums, gradients = sums_and_gradients(config, process_groups, batch)
-    [chunk] = build_model(config, process_groups, ON_CPU)
-    chunk.zero_grad_buffer()
-    logits = chunk(batch.tokens, batch.position_ids, None)
+    chunk, logits = complete_logits(config, process_groups, batch)
     losses = functional.cross_entropy(logits.transpose(1, 2), batch.labels, reduction="none")
     focal = ((1 - torch.exp(-losses)) ** 2 * losses * batch.loss_mask).sum()
     focal.backward()

@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from megatron.core import parallel_state
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpcgen.config.loader import Run
 from hpcgen.planning.layouts.result import RankedLayout, Search
@@ -35,6 +32,7 @@ from hpcgen.run_plan.layouts.result import with_layout
 from hpcgen.run_plan.training import plan_training, training_facts
 from hpcgen.stages.train import TRAIN
 from tests.planning.layouts.random_runs import random_run
+from tests.trainer.core_groups import core_groups
 from tests.trainer.single_rank import ON_CPU
 from trainer.checkpoint.megatron_lm import common_state
 from trainer.contract.config import TrainerConfig
@@ -91,7 +89,8 @@ def checked(seed: int, directory: Path) -> list[TrainerConfig]:
     for trainer in trainers:
         transformer_config(trainer, KERNELS)
         if trainer.world_size <= MOST_RANKS:
-            make_groups(trainer)
+            with core_groups(trainer.parallelism, trainer.world_size):
+                pass
     check_left_out(found, facts, machine, source)
     return trainers
 
@@ -104,26 +103,6 @@ def validated(run: Run, offered: RankedLayout) -> TrainerConfig:
     assert planned.layout == offered.layout
     assert planned.trainer is not None
     return planned.trainer
-
-
-def make_groups(trainer: TrainerConfig) -> None:
-    """Makes Megatron-Core's groups of rank 0, with collectives that do nothing."""
-    axes = trainer.parallelism
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=trainer.world_size)
-    try:
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=axes.tensor_model_parallel_size,
-            pipeline_model_parallel_size=axes.pipeline_model_parallel_size,
-            virtual_pipeline_model_parallel_size=axes.virtual_pipeline_model_parallel_size,
-            context_parallel_size=axes.context_parallel_size,
-            expert_model_parallel_size=axes.expert_model_parallel_size,
-            expert_tensor_parallel_size=axes.expert_tensor_parallel_size,
-            num_distributed_optimizer_instances=axes.num_distributed_optimizer_instances,
-            create_gloo_process_groups=False,
-        )
-    finally:
-        parallel_state.destroy_model_parallel()
-        torch.distributed.destroy_process_group()
 
 
 def check_left_out(found: Search, facts: Facts, machine: Machine, source: random.Random) -> None:

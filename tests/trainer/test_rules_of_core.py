@@ -9,13 +9,12 @@ import random
 from typing import Any
 
 import pytest
-import torch
-from megatron.core import parallel_state, utils
+from megatron.core import utils
 from megatron.core.models.common.embeddings import rope_utils
 from packaging.version import Version
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.planning.cases import valid_facts
+from tests.trainer.core_groups import core_groups
 from trainer.contract.config import TrainerConfig
 from trainer.contract.config.resolve import resolve
 from trainer.contract.rules.engine import ERRORS
@@ -146,37 +145,22 @@ def accepts(facts: Facts) -> bool:
 
 def refusal(facts: Facts) -> str:
     """Core's message if it refuses the run; empty if it accepts it."""
-    axes = facts.parallelism
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    config = TrainerConfig(
+        name="random",
+        run_dir="/none",
+        device="cuda",
+        world_size=RANKS,
+        model=facts.model,
+        parallelism=facts.parallelism,
+        training=facts.training,
+        optimizer=facts.optimizer,
+        data=facts.data,
+    )
     try:
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=axes.tensor_model_parallel_size,
-            pipeline_model_parallel_size=axes.pipeline_model_parallel_size,
-            virtual_pipeline_model_parallel_size=axes.virtual_pipeline_model_parallel_size,
-            context_parallel_size=axes.context_parallel_size,
-            hierarchical_context_parallel_sizes=list(axes.hierarchical_context_parallel_sizes or ()) or None,
-            expert_model_parallel_size=axes.expert_model_parallel_size,
-            expert_tensor_parallel_size=axes.expert_tensor_parallel_size,
-            num_distributed_optimizer_instances=axes.num_distributed_optimizer_instances,
-            create_gloo_process_groups=False,
-        )
-        config = TrainerConfig(
-            name="random",
-            run_dir="/none",
-            device="cuda",
-            world_size=RANKS,
-            model=facts.model,
-            parallelism=axes,
-            training=facts.training,
-            optimizer=facts.optimizer,
-            data=facts.data,
-        )
-        transformer_config(resolve(config), ENGINE)
+        with core_groups(facts.parallelism, RANKS):
+            transformer_config(resolve(config), ENGINE)
     except Exception as error:  # Core raises many types
         return repr(error) or "no message"
-    finally:
-        parallel_state.destroy_model_parallel()
-        torch.distributed.destroy_process_group()
     return ""
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import schedules
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hpcgen.planning.step_time.collectives import Groups
 from hpcgen.planning.step_time.pipeline import passes
 from tests.planning.cases import CP, PP, TP, valid_facts
+from tests.trainer.core_groups import core_groups
+from trainer.contract.config import ParallelismConfig
 
 EP, ETP = "parallelism__expert_model_parallel_size", "parallelism__expert_tensor_parallel_size"
 INSTANCES = "parallelism__num_distributed_optimizer_instances"
@@ -67,18 +68,8 @@ def test_groups_have_cores_ranks(changes: dict[str, object]) -> None:
         assert (found[name].size, found[name].per_domain) == (len(of_core), min(nodes.values())), name
 
 
-def _ranks_of_core(axes: object, *, has_experts: bool) -> dict[str, list[int]]:
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS_PER_NODE * NODES)
-    try:
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=axes.tensor_model_parallel_size,
-            pipeline_model_parallel_size=axes.pipeline_model_parallel_size,
-            context_parallel_size=axes.context_parallel_size,
-            expert_model_parallel_size=axes.expert_model_parallel_size,
-            expert_tensor_parallel_size=axes.expert_tensor_parallel_size,
-            num_distributed_optimizer_instances=axes.num_distributed_optimizer_instances,
-            create_gloo_process_groups=False,
-        )
+def _ranks_of_core(axes: ParallelismConfig, *, has_experts: bool) -> dict[str, list[int]]:
+    with core_groups(axes, RANKS_PER_NODE * NODES):
         groups = {
             "tensor": parallel_state.get_tensor_model_parallel_group(),
             "context": parallel_state.get_context_parallel_group(),
@@ -98,6 +89,3 @@ def _ranks_of_core(axes: object, *, has_experts: bool) -> dict[str, list[int]]:
                 ),
             }
         return {name: torch.distributed.get_process_group_ranks(group) for name, group in groups.items()}
-    finally:
-        parallel_state.destroy_model_parallel()
-        torch.distributed.destroy_process_group()

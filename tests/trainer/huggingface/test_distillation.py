@@ -13,11 +13,10 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.nn import functional
 
 from tests.trainer.huggingface.models import transformers_process
-from tests.trainer.losses import microbatch, sums_and_gradients
+from tests.trainer.losses import complete_logits, microbatch, sums_and_gradients
 from tests.trainer.runs import LLAMA, ROOT, Run, finished, gpt_config
-from tests.trainer.single_rank import ON_CPU, resolved
+from tests.trainer.single_rank import resolved
 from trainer.contract.code import code_loading
-from trainer.model.build import build_model
 
 pytestmark = [
     pytest.mark.usefixtures("code_of_this_test"),
@@ -77,9 +76,7 @@ def test_the_student_minimizes_the_divergence_from_the_likely_tokens_of_the_teac
     config = resolved(tmp_path, LLAMA, loss=f"{mine}/my_distillation.py:Distillation")
     batch = microbatch(config)
     sums, gradients = sums_and_gradients(config, process_groups, batch)
-    [chunk] = build_model(config, process_groups, ON_CPU)
-    chunk.zero_grad_buffer()
-    logits = chunk(batch.tokens, batch.position_ids, None)
+    chunk, logits = complete_logits(config, process_groups, batch)
     cross_entropy = functional.cross_entropy(logits.transpose(1, 2), batch.labels, reduction="none")
     of_teacher = teacher_logits(mine / "teacher", batch.tokens)[..., :1000]
     kept = of_teacher.topk(TOP_K).indices
