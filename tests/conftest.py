@@ -19,7 +19,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests import workers
+from tests import cpu_times, workers
 from tests.trainer.forked import SHARED
 
 TESTS = Path(__file__).parent
@@ -78,6 +78,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Overwrite the golden files with what they would contain now.",
     )
     parser.addoption("--workers", type=int, default=1, help="Number of processes that run tests. Default: 1.")
+    parser.addoption("--cpu-times", action="store_true", help="Print the files with most CPU seconds.")
 
 
 def _has_room_in_memory() -> bool:
@@ -92,6 +93,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[SHARED] = tempfile.mkdtemp(prefix="python-")  # a socket's path has at most 107 bytes
         Path(os.environ[SHARED], "pid").write_text(str(os.getpid()))
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(SHARED)))
+        if config.getoption("--cpu-times"):
+            cpu_times.enable()
     if _has_room_in_memory():  # where a sync costs nothing; runs and stages sync every file
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     sys.addaudithook(_record_start)
@@ -173,6 +176,18 @@ def forks(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     multiprocessing.set_executable(stand_in)
     yield
     multiprocessing.set_executable(before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with cpu_times.counted(item.nodeid):
+        return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--cpu-times"):
+        terminalreporter.section("CPU seconds")
+        terminalreporter.write_line(cpu_times.report())
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

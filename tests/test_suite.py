@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.trainer.forked import SHARED
 
 pytestmark = pytest.mark.process
 
@@ -71,6 +75,7 @@ import os, subprocess, pytest
 def test_fails():
     print("from the test")
     subprocess.run(["echo", "from its program"], check=True)
+    subprocess.run(["bash", "-c", "while ((++i < 200000)); do :; done"], check=True)
     assert os.getpid() == -1
 """,
     "test_session.py": """
@@ -92,7 +97,10 @@ def test_session(cluster):  # in another fork than the test that dies
 def run_pytest(directory: Path, *options: str) -> str:
     """The output of pytest with the settings of this suite, for the tests in another directory."""
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", "pyproject.toml", *options]
-    done = subprocess.run([*command, str(directory)], cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != SHARED}
+    done = subprocess.run(
+        [*command, str(directory)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     return done.stdout
 
 
@@ -120,7 +128,7 @@ def test_an_unmarked_test_that_starts_a_process_fails(tmp_path: Path) -> None:
 def test_workers_report_all_that_happens_in_them(tmp_path: Path) -> None:
     for name, text in IN_WORKERS.items():
         (tmp_path / name).write_text(text)
-    output = run_pytest(tmp_path, "--workers", "3")
+    output = run_pytest(tmp_path, "--workers", "3", "--cpu-times")
     ends = {line.split(" - ")[0] for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))}
     assert ends == {
         "FAILED test_dies.py::test_dies",
@@ -133,3 +141,6 @@ def test_workers_report_all_that_happens_in_them(tmp_path: Path) -> None:
     assert "== -1\nE" in output  # what the assertion compared
     assert "RuntimeError: the cluster does not stop" in output
     assert "-9" in output
+    seconds = {Path(file).name: float(used) for used, file in re.findall(r"(?m)^ *(\d+\.\d)  (.*)$", output)}
+    assert seconds["test_fails.py"] > seconds["test_session.py"]  # those of its program
+    assert seconds["all tests"] >= seconds["test_fails.py"]

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcgen
+from tests import cpu_times
 from tests.trainer.forked import ROOT, SHARED, be_python
 
 HUGE_PAGE = 2 * 2**20
@@ -140,6 +141,7 @@ class _Program:
         self._connection = connection
         self._process: BaseProcess | None = None
         self._end = -1
+        self._test = "no test"
 
     @property
     def watched(self) -> list[socket.socket | int]:
@@ -151,7 +153,8 @@ class _Program:
         if self._process is None:
             return self._connection in ready and not self._start()
         if self._end in ready:
-            self._process.join()
+            with cpu_times.counted(self._test):
+                self._process.join()
             self._say(self._process.exitcode)
         elif self._connection not in ready or self._signal(self._process):
             return False
@@ -172,6 +175,8 @@ class _Program:
         if not request:
             self._connection.close()
             return False
+        if found := re.search(rf"\0{cpu_times.TEST}=([^\0]*)", os.fsdecode(request)):
+            self._test = found[1]
         self._process = multiprocessing.get_context("fork").Process(target=_run, args=(request, descriptors))
         self._process.start()
         assert self._process.pid is not None

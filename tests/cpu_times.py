@@ -1,0 +1,60 @@
+"""CPU seconds of each test file, with those of the processes that its tests start: `pytest --cpu-times`.
+
+Durations say little when several workers share the cores. Daemons that outlive their test, such as Slurm's, do not
+count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.trainer.forked import SHARED
+
+TEST = "CPU_TIMES_TEST"
+"""Variable with the node ID of the current test, which the programs that it starts inherit."""
+
+SHOWN = 40
+"""Maximum number of files in the report."""
+
+
+def enable() -> None:
+    """Lets all processes of this run of the tests report their CPU times."""
+    _file().touch()
+
+
+@contextlib.contextmanager
+def counted(test: str) -> Iterator[None]:
+    """Adds the CPU seconds of the block to those of a test, which is named by its node ID, if this run counts them."""
+    os.environ[TEST] = test
+    before = _cpu_s()
+    yield
+    if _file().exists():
+        with _file().open("a") as file:
+            file.write(f"{test.partition('::')[0]}\t{_cpu_s() - before:.3f}\n")
+
+
+def report() -> str:
+    """The sum, and the files with most CPU seconds."""
+    seconds = Counter[str]()
+    for line in _file().read_text().splitlines():
+        name, _, used = line.partition("\t")
+        seconds[name] += float(used)  # type: ignore[assignment]  # Counter sums floats as well
+    rows = [f"{used:7.1f}  {name}" for name, used in seconds.most_common(SHOWN)]
+    return "\n".join([f"{sum(seconds.values()):7.1f}  all tests", *rows])
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    return sum(
+        used.ru_utime + used.ru_stime
+        for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+def _file() -> Path:
+    return Path(os.environ[SHARED], "cpu-times")
