@@ -1022,6 +1022,23 @@ EXAMPLES: dict[str, Example] = {
             _in(TASKS, 'for one in a b; do echo "$one" "$https_proxy" "$PHASE" "$all_SCRATCH/x"; done'),
         ),
     ),
+    "count-stops": Example(
+        fails=(
+            (
+                "set -uo pipefail",
+                'set -euo pipefail\nfailed=0\ncheck() { [ -e "$1" ] || ((failed++)); }\ncheck /data',
+            ),
+        ),
+        at="failed++",
+        passes=(
+            (
+                "set -uo pipefail",
+                'set -euo pipefail\nfailed=0 bad=1 late=0 n=0\ncheck() { [ -e "$1" ] || ((failed++)); }\n'
+                "if check /data; then check /more || true; fi\n((bad++))\n((++n))\n"
+                "((late++)) || true\n((late++))\nset +e\n((n++))\nset -e",
+            ),
+        ),
+    ),
     "terminal": Example(
         fails=(("set -uo pipefail", "set -euo pipefail\nclear"),),
         at="clear",

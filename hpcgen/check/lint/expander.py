@@ -229,6 +229,11 @@ class Expander:
                 self._used += names_in(part)
                 yield Piece(self.text_of(part), known=False, quoted=quoted)
 
+    def has_run(self, substitution: Node) -> bool:
+        """True if the shell that expanded the text has already run this $( )."""
+        start = substitution["Pos"]["Offset"]
+        return any(first <= start < last for first, last in self.expanded)
+
     def _was_expanded(self, part: Node) -> bool:
         """True if a different shell has expanded something in a part, so that only a run can tell its text."""
         start, end = part["Pos"]["Offset"], part["End"]["Offset"]

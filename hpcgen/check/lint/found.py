@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from hpcgen.check.lint.script import Assignment, Branch, Command, Function, Script, Statement, Use
+from hpcgen.check.lint.script import Assignment, Branch, Command, Count, Function, Script, Statement, Use
 from hpcgen.check.lint.syntax import ShellSyntaxError
 
 
@@ -19,6 +19,7 @@ class Found:
     cases: list[tuple[Branch, ...]] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
     operands: list[Use] = field(default_factory=list)
+    counts: list[Count] = field(default_factory=list)
     pipelines: list[tuple[Command, ...]] = field(default_factory=list)
     unset: set[str] = field(default_factory=set)
     exported: set[str] = field(default_factory=set)
@@ -44,6 +45,7 @@ class Found:
             cases=tuple(self.cases),
             uses=tuple(self.uses),
             operands=tuple(self.operands),
+            counts=tuple(self.counts),
             unset=frozenset(self.unset),
             pipelines=tuple(self.pipelines),
             error=self.error,

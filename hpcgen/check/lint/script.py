@@ -6,7 +6,8 @@ Words are unknown unless the script itself determines them. `hpcgen.check.lint.w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -189,6 +190,16 @@ class Command(Place):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Count(Place):
+    """A command that changes a number and has its old or new value as status: (( name++ )), let name=0."""
+
+    name: str
+    operator: str
+    """++ or -- behind the name, or = with the value 0."""
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Function(Place):
     """A definition of a function."""
 
@@ -249,6 +260,7 @@ class Script:
     uses: tuple[Use, ...] = ()
     operands: tuple[Use, ...] = ()
     """Variables that $(( )) and (( )) read by their bare names."""
+    counts: tuple[Count, ...] = ()
     unset: frozenset[str] = frozenset()
     pipelines: tuple[tuple[Command, ...], ...] = ()
     is_expanded: bool = False
@@ -382,3 +394,18 @@ class Script:
             if command.name == "set" and command.outer is None:
                 switches += switched([word.text for word in command.words[1:]])
         return frozenset(name for name, is_on in switches if is_on)
+
+    def enabled(self, option: str) -> Callable[[int], bool]:
+        """A function that is True for the lines at which a shell option such as "nounset" applies."""
+        switches = [(1, is_on) for name, is_on in shebang_switches(self.lines[0]) if name == option]
+        for command in self.commands:
+            if command.name == "set" and command.outer is None and not command.conditional:
+                texts = [word.text for word in command.words[1:]]
+                switches += [(command.line, is_on) for name, is_on in switched(texts) if name == option]
+        lines = [line for line, _ in switches]
+
+        def is_enabled(line: int) -> bool:
+            index = bisect_left(lines, line) - 1
+            return index >= 0 and switches[index][1]
+
+        return is_enabled

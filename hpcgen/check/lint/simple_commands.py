@@ -86,6 +86,8 @@ class SimpleCommands(ABC):
         """Reads a substitution, or collects a variable that a part of a statement expands, tests or sets."""
         node, kind = part.node, part.kind
         if kind in SUBSTITUTIONS:
+            if self._expander.has_run(node):
+                return  # its commands were read with the text of that shell
             inside = replace(place.within() if part.in_default else place, status="substituted")
             with self._variables.subshell():
                 self._statements(node.get("Stmts", []), inside.subshell())

@@ -76,6 +76,16 @@ def operands(node: Node) -> Iterator[tuple[Node, str, bool]]:
                 yield from operands(inner)
 
 
+def counted(expression: Node | None) -> tuple[str, str] | None:
+    """The variable and the operator of name++, name-- and name=0; None for other expressions."""
+    if not expression or expression.get("Type") not in ("UnaryArithm", "BinaryArithm"):
+        return None
+    operator, name = expression["Op"], next(_names(expression["X"]), "")
+    is_step = expression.get("Post") and operator in ("++", "--")
+    is_zero = operator == "=" and [part.get("Value") for part in expression["Y"].get("Parts", ())] == ["0"]
+    return (name, operator) if name and (is_step or is_zero) else None
+
+
 def _names(node: Node) -> Iterator[str]:
     """The name at the start of a word in an arithmetic expression."""
     parts = node.get("Parts", [])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from hpcgen.check.lint.conditions import holds, leaves, matches
 from hpcgen.check.lint.script import (
     Branch,
+    Count,
     Function,
     Place,
     Script,
@@ -21,6 +22,7 @@ from hpcgen.check.lint.template import parse_template
 from hpcgen.check.lint.tree import (
     assigned_in_arithmetic,
     assignments,
+    counted,
     does_nothing,
     parts_of,
 )
@@ -302,6 +304,21 @@ class Walker(SimpleCommands):
                 end=self._expander.line_at(command["End"]["Line"]),
             )
         )
+
+    def _arithmcmd(self, command: Node, place: Place) -> None:
+        self._count(command, command.get("X"), place)
+
+    def _letclause(self, command: Node, place: Place) -> None:
+        self._count(command, command["Exprs"][-1], place)
+
+    def _count(self, command: Node, expression: Node | None, place: Place) -> None:
+        """Collects a command whose status can be 1 because its value is 0."""
+        found = counted(expression)
+        if found:
+            text = self._expander.text_of(command)
+            self._found.counts.append(
+                Count(**vars(self._at(command, place)), name=found[0], operator=found[1], text=text)
+            )
 
     def _testclause(self, command: Node, place: Place) -> None:
         for part in parts_of(command):

@@ -62,6 +62,9 @@ _YOURS = re.compile(
     r"(?i)(^|[_-])your?[_-]|change_?me|^xxx+$|^todo$|^fixme$|\bplaceholder\b|^(?-i:(PARTITION|ACCOUNT|PROJECT|QOS)(_?NAME)?)$"
 )
 
+_IN_BRACKETS = re.compile(r"\[[A-Za-z][\w.-]*\]")
+"""A placeholder such as [account]. A list of nodes has a name in front: node[1-4]."""
+
 
 @rule(
     "directive-placeholder",
@@ -76,7 +79,10 @@ def directive_placeholder(job: Job) -> Iterator[Hit]:
     """
     for directive in job.script.directives:
         value = directive.value or ""
-        is_angled = ANGLES.fullmatch(value) and directive.name in (*_NAMED_BY_THE_SITE, *CHECKED)
+        is_angled = (ANGLES.fullmatch(value) or _IN_BRACKETS.fullmatch(value)) and directive.name in (
+            *_NAMED_BY_THE_SITE,
+            *CHECKED,
+        )
         is_yours = directive.name in _NAMED_BY_THE_SITE and _YOURS.search(value)
         if directive.effective and (is_angled or is_yours):
             yield Hit.at(

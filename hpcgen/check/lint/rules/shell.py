@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.rule import Hit, rule
-from hpcgen.check.lint.script import Command, Script
+from hpcgen.check.lint.script import Command, Count, Script
 
 
 @rule("syntax", "error", "bash rejects the script", source="man bash")
@@ -155,6 +155,46 @@ def terminal(job: Job) -> Iterator[Hit]:
                 f"a job has no terminal: `{command.name}` can fail, which ends the script (set -e)",
                 "remove it",
             )
+
+
+@rule(
+    "count-stops",
+    "error",
+    "counting from 0 ends the script",
+    source="man bash, ((expression)), let and set -e",
+)
+def count_stops(job: Job) -> Iterator[Hit]:
+    """((failed++)) has the value of failed before it counts. The value 0 is status 1, and set -e ends the script there.
+
+    The assignment failed=$((failed + 1)) has status 0. Reported are variables that the script sets only to 0.
+    """
+    script = job.script
+    is_enabled = script.enabled("errexit")
+    for count in script.counts:
+        calls = script.called_in.get(count.function, []) if count.function else [count]
+        is_unchecked = all(call.status == "plain" and is_enabled(call.line) for call in (count, *calls))
+        is_read = calls and count.outer is None and not count.in_background
+        if is_read and is_unchecked and _begins_at_0(script, count):
+            step = {"++": " + 1", "--": " - 1"}.get(count.operator)
+            yield Hit.at(
+                count.line,
+                f"`{count.text}` has the value 0 if {count.name} is 0. This is status 1, so set -e ends the script",
+                f"{count.name}=$(({count.name}{step}))" if step else f"{count.name}=0",
+                cause=count.name,
+            )
+
+
+def _begins_at_0(script: Script, count: Count) -> bool:
+    """True if a variable certainly is 0 when the script first counts it: the script sets it only to 0, and every count
+    of it is alike."""
+    if count.operator == "=":
+        return True
+    counts = [other for other in script.counts if other.name == count.name]
+    values = [item.value for item in script.assignments_by_name.get(count.name, ())]
+    num_set = sum(item.name == count.name for item in script.assigned)
+    is_always_0 = bool(values) and all(value and value.known and value.text == "0" for value in values)
+    are_alike = {(other.operator, other.status) for other in counts} == {(count.operator, "plain")}
+    return is_always_0 and are_alike and num_set == len(values) + len(counts)
 
 
 @rule("default-model", "warning", "an unknown size trains another model", source="man bash, case")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.rule import Hit, rule
-from hpcgen.check.lint.script import Script, Use, shebang_switches, switched
+from hpcgen.check.lint.script import Script, Use
 from hpcgen.config.known_variables import unread
 from hpcgen.config.sbatch_options import SBATCH_OPTIONS
 
@@ -97,7 +96,7 @@ def unset_stops(job: Job) -> Iterator[Hit]:
     ${NAME:-} is empty instead. Not reported: variables that the script, the shell or Slurm has set before.
     """
     script = job.script
-    is_enabled = _nounset(script)
+    is_enabled = script.enabled("nounset")
     read = script.names_set - script.assignments_by_name.keys()
     first_set = {
         name: min(0 if item.function else item.line for item in items)
@@ -142,22 +141,6 @@ def _is_checked(line: str, name: str) -> bool:
         re.search(rf"\s-[zn]\s+{value}", line)
         or re.search(rf"\[\[?\s+(!\s+)?{value}\s+(\]|(=|==|!=)\s+(\"\"|''))", line)
     )
-
-
-def _nounset(script: Script) -> Callable[[int], bool]:
-    """True for the lines at which `set -u` applies."""
-    switches = [(1, is_on) for name, is_on in shebang_switches(script.lines[0]) if name == "nounset"]
-    for command in script.commands:
-        if command.name == "set" and command.outer is None and not command.conditional:
-            texts = [word.text for word in command.words[1:]]
-            switches += [(command.line, is_on) for name, is_on in switched(texts) if name == "nounset"]
-    lines = [line for line, _ in switches]
-
-    def is_enabled(line: int) -> bool:
-        index = bisect_left(lines, line) - 1
-        return index >= 0 and switches[index][1]
-
-    return is_enabled
 
 
 @rule("never-set", "note", "nothing in the script sets a variable", source="man bash, Parameter Expansion")
