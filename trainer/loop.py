@@ -30,7 +30,7 @@ from trainer.validation import mean_losses
 
 @dataclass(frozen=True)
 class Instruments:
-    """What a rank does between steps without effect on results: profiles, CUDA graphs, straggler checks."""
+    """Work of a rank between steps that has no effect on results: profiles, CUDA graphs, straggler checks."""
 
     timers: Timers
     profiler: Profiler

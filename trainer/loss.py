@@ -20,7 +20,7 @@ from trainer.model.head import Head, Wanted
 
 
 class Objective:
-    """What the steps of a run minimize, and the losses and metrics that they log."""
+    """The loss that the steps of a run minimize, and the losses and metrics that they log."""
 
     def __init__(self, config: TrainerConfig, model: Sequence[torch.nn.Module]) -> None:
         """`model` has the wrapped chunks of this rank. The chunk that computes the loss gets a head if it needs one.

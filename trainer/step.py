@@ -217,7 +217,7 @@ def _start_gathering(state: TrainingState) -> None:
 
 
 class Contents(NamedTuple):
-    """What samples hold in place of one document each."""
+    """Contents of samples that are not one document each."""
 
     visible_pairs: float = 0.0
     """Pairs of a query and a key of the same document; 0 if samples are not separated."""
@@ -267,7 +267,7 @@ class _Samples(NamedTuple):
 
 
 def _contents(batches: Sequence[_Samples], config: TrainerConfig) -> Contents:
-    """What the samples of some microbatches hold. Padding is no document."""
+    """Contents of the samples of some microbatches. Padding does not count as a document."""
     lengths = [each.boundaries.diff().tolist() for each in batches if each.boundaries is not None]
     padding = [length for each in batches for length in each.padding or ()]
     pairs = visible_pairs(config.model, itertools.chain.from_iterable(lengths))

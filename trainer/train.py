@@ -286,7 +286,7 @@ def _open_datasets(
 
 
 def _saved_dataset(source: checkpoint.Source, config: TrainerConfig) -> Saved:
-    """What the checkpoint says about the run's own dataset."""
+    """Facts about the run's own dataset in the checkpoint."""
     record = source.sections
     is_other = any(change.name == OWN_DATASET and not change.is_content for change in source.changes)
     confirmations = Confirmations.of(config.checkpoint.changed, record)

@@ -99,7 +99,10 @@ PASSED_ON = (
     help="Number of prompts to continue together.  [default: 32]",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="Write JSON Lines. Default for --prompts in a pipe or file."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Write JSON Lines. Default for --prompts unless the output is a terminal.",
 )
 @click.option(
     "--device", type=click.Choice(["cuda", "cpu"]), help="Device.  [default: a GPU if there is one]"

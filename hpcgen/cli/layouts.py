@@ -71,7 +71,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Tries every valid layout that fits into memory: TP, PP, VPP, CP, EP and ETP, the size of microbatches, and what
-    is recomputed. Batch size, length, precision, optimizer and model stay. Needs no GPU, no Slurm and no data.
+    is recomputed. Batch size, length, precision, optimizer and model do not change. Needs no GPU, no Slurm and no data.
     """
     from hpcgen.cli.layouts_run import show_layouts
 

@@ -49,7 +49,7 @@ def command(
     """RUN is a run directory, or a run file with the directory in paths.run_dir.
 
     Shows why an attempt failed: the rank that failed first, its node and its traceback, and in short what followed from
-    it. Then the last lines of all ranks in time order. With --follow and --json, each line is a JSON object.
+    it. The last lines of all ranks follow, in time order. With --follow and --json, each line is a JSON object.
     """
     from hpcgen.cli.logs_run import show_logs
 

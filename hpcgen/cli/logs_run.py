@@ -164,7 +164,7 @@ def _follow(directory: Path, attempts: list[JobAttempt], rank: int | None, count
 
 
 def _is_over(attempt: JobAttempt) -> bool:
-    """Whether no other attempt follows. After most other ends by Slurm, the job starts again."""
+    """True if no other attempt follows. After most other ends by Slurm, the job starts again."""
     return attempt.verdict in ("done", "stopped", "failed") or attempt.cause == "canceled"
 
 

@@ -32,7 +32,7 @@ WIDTH = 80
     "--max-running",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Run at most N points at once. Further ones wait in the queue.",
+    help="Run at most N points at once. The others wait in the queue.",
 )
 @click.option(
     "--launcher",
@@ -44,7 +44,9 @@ WIDTH = 80
 @click.option("--retry", is_flag=True, help="Also repeat points that failed and would fail again.")
 @click.option("--dry-run", is_flag=True, help="Plan and check all points without submitting.")
 @click.option(
-    "--results", is_flag=True, help="Compare the losses so far. Without points, of all earlier points."
+    "--results",
+    is_flag=True,
+    help="Compare the losses so far. Without values or points, compares all earlier points.",
 )
 @click.option(
     "--metric",

@@ -43,7 +43,7 @@ class StageRow:
     name: str
     """Name in commands, template files and logs, such as nccl-test."""
     summary: str
-    """What the job is for, in one line that begins with a verb. The help of commands, the documentation of the stage's
+    """Purpose of the job, in one line that begins with a verb. The help of commands, the documentation of the stage's
     section under `slurm` and docs/stages.md have it."""
     other_names: tuple[str, ...] = ()
     """Words for this kind of job in other programs. If a user types one, the error message suggests `name`."""
@@ -328,7 +328,7 @@ FRAMES = tuple(dict.fromkeys(row.frame for row in STAGE_ROWS.values()))
 
 
 def has_attempts(stage: str | None) -> bool:
-    """Whether a stage trains: hpcgen's training, or a program of the user. False for a name that no stage has."""
+    """True if a stage trains: hpcgen's training, or a program of the user. False for a name that no stage has."""
     row = STAGE_ROWS.get(stage or "")
     return row is not None and row.has_attempts
 

@@ -26,7 +26,7 @@ _LONGEST_INTERFACE = 15
 
 
 def value_mistake(form: str, value: str) -> Mistake | None:
-    """What is wrong with the value of a variable of this form; None if it may be correct or is empty."""
+    """The mistake in the value of a variable of this form; None if it may be correct or is empty."""
     kind, *arguments = form.split()
     return _FORMS[kind](value, arguments) if value else None
 

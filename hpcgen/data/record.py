@@ -119,7 +119,7 @@ class Counts:
 
     @property
     def outcome(self) -> str:
-        """What became of the documents read, in words."""
+        """The outcome for the documents read, in words."""
         return f"{self.documents_out:,} out + {self.skipped:,} skipped + {self.rejected:,} rejected"
 
     @property

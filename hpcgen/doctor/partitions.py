@@ -125,7 +125,7 @@ def _nodes(name: str, row: Row, stage: StagePlan, nodes: Sequence[Row]) -> Check
 
 
 def _advice(counts: Counter[str]) -> str:
-    """What to do if too few nodes are usable now."""
+    """Advice if too few nodes are usable now."""
     advice = "Wait for the nodes (sinfo -R says why they are down), or use fewer."
     if counts["reserved"] or counts["in maintenance"]:
         advice += (
@@ -135,7 +135,7 @@ def _advice(counts: Counter[str]) -> str:
 
 
 def _state_of(node: Row, *, has_reservation: bool) -> str:
-    """What is wrong with a node; "" if jobs start on it now or after those that run there."""
+    """The problem of a node; "" if jobs start on it now or after those that run there."""
     text = node.get("State", "")
     states = set(re.findall("[A-Z_]+", text)) | ({"NOT_RESPONDING"} if "*" in text else set())
     if states & _SWITCHED:

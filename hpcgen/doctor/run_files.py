@@ -64,7 +64,7 @@ class RunFiles:
     state: RunState | None
     """As `hpcgen status` says, or without Slurm's answer as the files say. None if they do not."""
     is_active: bool | None = None
-    """Whether Slurm has the job of the last attempt, waiting or running. None if that is unknown."""
+    """True if Slurm has the job of the last attempt, waiting or running. None if that is unknown."""
     slurm_says: str = ""
     """The answer of Slurm about that job; "" if it was not asked."""
 
@@ -75,12 +75,12 @@ class RunFiles:
 
     @property
     def is_own(self) -> bool:
-        """Whether this user owns the run. What others cannot read may still be readable for its jobs."""
+        """True if this user owns the run. Jobs of another owner may be able to read what this user cannot."""
         return self.directory.stat().st_uid == os.geteuid()
 
     @property
     def run_directory(self) -> RunDirectory:
-        """The same directory, as the trainer names its files."""
+        """The run directory, with the trainer's names of its files."""
         return RunDirectory.at(self.directory, save=str(self.checkpoints))
 
 

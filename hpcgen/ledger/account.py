@@ -118,7 +118,7 @@ def _add_leg(leg: Leg, trainings: Trainings, walk: Walk, idle: list[Idle]) -> Pa
 
 
 def _marks(leg: Leg) -> list[tuple[float, str | Attempt]]:
-    """What divides the time of a leg, in order: launches of ranks, ends of ranks that are launched again, trainings."""
+    """Moments that divide the time of a leg, in order: launches of ranks, ends of ranks that start again, trainings."""
     events = leg.job.events if leg.job is not None else ()
     marks: list[tuple[float, str | Attempt]] = [
         (event["time"], event["event"]) for event in events if event["event"] in (LAUNCH, RANKS_ENDED)

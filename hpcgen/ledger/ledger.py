@@ -70,7 +70,7 @@ class Ledger:
     """End of the time (Unix time in seconds): now, if the run goes on."""
     goes_on: bool
     waits: bool
-    """Whether its next attempt waits in the queue; then the time ends now."""
+    """True if its next attempt waits in the queue; then the time ends now."""
     has_events: bool
     """False if no job of the run recorded when it waited and began, as with hpcgen 0.2.0."""
     spent: Spent

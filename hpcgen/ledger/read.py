@@ -114,7 +114,7 @@ def ledger_of(
 
 
 def _starts_again(jobs: Sequence[JobAttempt], last_time: float, now: float) -> bool:
-    """Whether the ranks have ended, and their job is just starting them again."""
+    """True if the ranks have ended, and their job is just starting them again."""
     if not jobs or jobs[-1].ended is not None:
         return False
     event = jobs[-1].events[-1]

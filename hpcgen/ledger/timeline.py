@@ -62,7 +62,7 @@ class Timeline:
     leg: NDArray[np.int64]
     """Number of the attempt that each row belongs to."""
     is_held: NDArray[np.bool_]
-    """Whether a job holds nodes during the row."""
+    """True if a job holds nodes during the row."""
     gpus: Column
     """Number of its GPUs."""
     began: float

@@ -150,7 +150,7 @@ class _Traceback:
         return True
 
     def _announces(self) -> bool:
-        """Whether the message ends before the exception that it quotes, as torch.compile's do: `... raised:`."""
+        """True if the message ends before the exception that it quotes, as torch.compile's do: `... raised:`."""
         return self._exceptions[-1][-1].endswith(" raised:")
 
     def evidence(self, source: str) -> Evidence:

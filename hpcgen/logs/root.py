@@ -70,7 +70,7 @@ def _kind(kind: str, traceback: str) -> str:
 
 
 def _builds_model(traceback: str) -> bool:
-    """Whether a module was being made. Then no activations exist yet, whatever the size of a microbatch."""
+    """True if a module was being made. Then no activations exist yet, whatever the size of a microbatch."""
     return ", in __init__" in traceback and _STEP_FRAME.search(traceback) is None
 
 
@@ -144,7 +144,7 @@ def _most_precise(candidates: Sequence[Evidence]) -> Evidence:
 
 
 def _is_same(each: Evidence, root: Evidence) -> bool:
-    """The same error of another rank."""
+    """True for the error of the root on another rank."""
     return each.kind == root.kind and each.role == root.role and _shape(each.message) == _shape(root.message)
 
 

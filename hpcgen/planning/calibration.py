@@ -1,4 +1,4 @@
-"""What to measure on a cluster so that the predictions of some trainings need fewer guesses."""
+"""Choice of the measurements on a cluster, so that the predictions of some trainings need fewer guesses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def calibration_config(
     measured: Measurements | None = None,
     budget_s: float = BUDGET_S,
 ) -> CalibrationConfig | None:
-    """What to measure for these resolved trainings, which run on the same nodes. None if everything is measured.
+    """Measurements for these resolved trainings, which run on the same nodes. None if everything is measured.
 
     `measured` is what was measured on the cluster before.
     """

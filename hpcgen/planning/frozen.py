@@ -1,4 +1,4 @@
-"""What is not trained of a run's model, from which its memory and the time of a step follow."""
+"""Parts of a run's model that are not trained, on which its memory and the time of a step depend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.contract.model.frozen import frozen, layers_without_gradients
 
 
 class FrozenShares(NamedTuple):
-    """What is frozen of the parts of a model. MTP layers count as trained."""
+    """Frozen shares of the parts of a model. MTP layers count as trained."""
 
     embedding: bool
     output: bool

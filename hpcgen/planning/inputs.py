@@ -32,7 +32,7 @@ class Input:
 
     path: str
     hint: str = ""
-    """What to do if it is missing."""
+    """Advice if it is missing."""
     needed: str = "it"
     """The file in "Stage train needs it"."""
     key: str = ""

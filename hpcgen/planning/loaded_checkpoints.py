@@ -1,4 +1,4 @@
-"""What a job reads of the checkpoints that checkpoint.load names."""
+"""Parts of the checkpoints in checkpoint.load that a job reads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LoadedCheckpoints:
 
     @property
     def lack(self) -> str:
-        """What an existing directory without checkpoints lacks."""
+        """Description of what an existing directory without checkpoints lacks."""
         return f"has neither {TRACKER} nor iter_.../{COMPLETE}"
 
     @property

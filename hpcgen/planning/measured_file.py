@@ -40,7 +40,7 @@ AGAIN = "move the file away, and measure again with hpcgen tune"
 
 
 def measured_on(run: Run) -> Measurements | None:
-    """What was measured on the cluster of a run; None if nothing was.
+    """Measurements on the cluster of a run; None without any.
 
     Raises:
         HpcgenError: a file cannot be read or is not valid, or it is of another GPU.
@@ -52,7 +52,8 @@ def measured_on(run: Run) -> Measurements | None:
 def measured_in(
     paths: Iterable[Path], node_type: NodeType, *, looked_up: bool = False
 ) -> Measurements | None:
-    """What the files have that exist; None if none does. `looked_up` is True for files that were found by name.
+    """Measurements in those of the files that exist; None without any. `looked_up` is True for files that were found
+    by name.
 
     Raises:
         HpcgenError: see `measured_on`.

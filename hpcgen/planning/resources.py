@@ -50,14 +50,14 @@ class DeviceMemory:
     """The memory of a device of a run, in GiB."""
 
     estimate: MemoryEstimate
-    """That of the fullest device."""
+    """Estimate of the fullest device."""
     available_gib: float
     headroom_gib: float
     """Memory that should remain next to tensors, CUDA and libraries, for fragments and NCCL's buffers."""
 
     @property
     def free_gib(self) -> float:
-        """What remains. Negative if the tensors do not fit."""
+        """Free memory. Negative if the tensors do not fit."""
         return self.available_gib - OTHER_GIB - self.estimate.total_gib
 
     @property

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def loaded(load: str) -> LoadedCheckpoints:
-    """What a job with checkpoint.load reads."""
+    """Checkpoints that a job with checkpoint.load reads."""
     from hpcgen.planning.loaded_checkpoints import LoadedCheckpoints
 
     return LoadedCheckpoints(Path(load))

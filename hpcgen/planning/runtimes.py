@@ -77,7 +77,7 @@ class Container:
 
     @property
     def title(self) -> str:
-        """What the container is made from, for messages."""
+        """The source of the container, for messages."""
         return self.image or self.site_environment or ""
 
     @property

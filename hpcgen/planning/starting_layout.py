@@ -24,7 +24,7 @@ from trainer.contract.rules.facts import Facts, World
 
 @record
 class Start:
-    """What a new run file sets."""
+    """Values that a new run file sets."""
 
     num_nodes: int
     changes: Mapping[str, object] = field(default_factory=dict)

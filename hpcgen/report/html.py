@@ -1,4 +1,4 @@
-"""What the HTML pages share: tiles, tables, the values that charts show on hover, and the page around them."""
+"""Shared parts of the HTML pages: tiles, tables, the values that charts show on hover, and the page around them."""
 
 from __future__ import annotations
 

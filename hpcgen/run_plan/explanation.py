@@ -149,7 +149,7 @@ class Change:
 
 @record(kw_only=True)
 class Changes:
-    """What changed between two versions of hpcgen for a stage, besides the variables."""
+    """Changes for a stage between two versions of hpcgen, besides the variables."""
 
     directives: Mapping[str, Change]
     """Option of sbatch -> its values."""
@@ -170,11 +170,11 @@ class Comparison:
     before: Explanation
     after: Explanation
     against: str
-    """What `before` is from."""
+    """Origin of `before`."""
     changes: Changes | None = None
-    """What else has changed; None if only the variables are compared."""
+    """Other changes; None if only the variables are compared."""
     unseen: str = ""
-    """What the comparison cannot show."""
+    """Changes that the comparison cannot show."""
 
 
 def explain(name: str, run: Run) -> Explanation:

@@ -52,7 +52,7 @@ class Outcomes:
 
     @property
     def missing(self) -> list[Outcome]:
-        """Those without a result."""
+        """Outcomes without a result."""
         return [each for each in self.all if each.result is None]
 
     @property

@@ -104,7 +104,7 @@ class Prediction:
 
     @property
     def full_attention_tflops_per_gpu(self) -> float:
-        """The same with all pairs of tokens counted, as some projects do."""
+        """Throughput of a GPU in TFLOP/s with all pairs of tokens counted, as some projects do."""
         length = self.trainer.model.seq_length
         return self._per_gpu(
             flops(self.trainer.model, length, length**2, self.trainer.training.freeze, self.trainer.lora)

@@ -1,4 +1,4 @@
-"""What a run would have been with the files, defaults and variables of an older release of hpcgen.
+"""A run as an older release of hpcgen would plan it, with its files, defaults and variables.
 
 Each release leaves a record (RELEASES): the YAML files that it shipped, the defaults of all keys, and the variables and
 directives that its code set in representative runs.

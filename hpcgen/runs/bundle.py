@@ -1,4 +1,4 @@
-"""What `hpcgen bundle` packs: the small text files of a run that show why it failed, without secrets."""
+"""Contents of `hpcgen bundle`: the small text files of a run that show why it failed, without secrets."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def end_local(attempt: JobAttempt) -> None:
 
 
 def _runs_here(attempt: JobAttempt, directory: Path) -> bool:
-    """Whether the user's own process on this machine runs the job. Others can write events for jobs of their own."""
+    """True if the user's own process on this machine runs the job. Others can write events for jobs of their own."""
     start = attempt.events[0]
     pid = start.get("pid", "")
     if not attempt.job.startswith(LOCAL) or attempt.ended is not None or not pid.isdecimal():

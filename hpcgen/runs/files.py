@@ -1,4 +1,4 @@
-"""What the directory of a run says about it, without asking Slurm. Reads small files, and the end of larger ones."""
+"""Facts about a run from its directory, without asking Slurm. Reads small files, and the end of larger ones."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class RunFiles:
     owner: int
     """User ID of the directory's owner."""
     is_own: bool
-    """Whether this user is the owner, or root: Slurm shows all jobs of the run."""
+    """True if this user is the owner, or root: Slurm shows all jobs of the run."""
     latest: Latest
     state: State | None
     """State that markers, hang reports and signs of activity show; None without any."""
@@ -146,7 +146,7 @@ class RunReader:
         """Tasks of arrays that ended, by name."""
 
     def read(self, now: float) -> RunFiles:
-        """What the directory says at the time `now` (Unix time in seconds).
+        """Reads the directory at the time `now` (Unix time in seconds).
 
         Raises:
             HpcgenError: it is not a directory, or the user may not enter it.
@@ -278,7 +278,7 @@ def _program(directory: Path, attempts: Sequence[JobAttempt]) -> ProgramProgress
 
 
 def _is_gone(attempt: JobAttempt) -> bool:
-    """Whether a job of the local launcher without an end ran on this machine, and its process has ended."""
+    """True if a job of the local launcher without an end ran on this machine, and its process has ended."""
     start = attempt.events[0]
     return attempt.ended is None and process_is_gone(start.get("host"), start.get("pid"))
 

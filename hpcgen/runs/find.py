@@ -55,7 +55,7 @@ def find_runs(root: Path, depth: int) -> FoundRuns:
 
 
 def is_run(directory: str, files: Iterable[str], directories: Iterable[str]) -> bool:
-    """Whether a directory with these entries is that of a run."""
+    """True if a directory with these entries is that of a run."""
     if not _MARKS.isdisjoint(files):
         return True
     if JOBS not in directories:
@@ -68,7 +68,7 @@ def is_run(directory: str, files: Iterable[str], directories: Iterable[str]) -> 
 
 
 def has_job(directory: Path, job: str) -> bool:
-    """Whether a job, or a task of this array, has run in a run directory."""
+    """True if a job, or a task of this array, has run in a run directory."""
     jobs = directory / JOBS
     if os.access(jobs / job, os.F_OK):
         return True

@@ -64,7 +64,7 @@ class Tail:
         self._latest = NOTHING
 
     def read(self) -> Latest:
-        """What the run recorded last; NOTHING without the file.
+        """The newest figures of the run; NOTHING without the file.
 
         Raises:
             OSError: the file cannot be read.

@@ -76,7 +76,7 @@ def _look(directories: Iterable[Path], now: float) -> tuple[list[RunStatus], lis
 
 
 def _is_on(run: RunStatus, node: str) -> bool:
-    """Whether a job of the run is on a node, as far as its files say."""
+    """True if a job of the run is on a node, as far as its files say."""
     if run.state not in ("running", "silent", "hung"):
         return False
     in_use = (attempt.nodes for attempt in run.attempts if attempt.state in ("running", "unknown"))

@@ -108,7 +108,7 @@ class Part:
     """Number of its first line. The lines of a very long log are not counted: 0."""
     data: bytes
     is_torn: bool
-    """Whether it begins within a line."""
+    """True if it begins within a line."""
 
     def lines(self) -> Iterator[str]:
         """The lines, decoded."""

@@ -1,4 +1,4 @@
-"""What resuming a run needs to know: how its last job was submitted, and why the run may not start again."""
+"""Facts for resuming a run: how its last job was submitted, and why the run may not start again."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def require_no_job(jobs: RunJobs) -> None:
 
 
 def is_done(run_dir: Path) -> bool:
-    """Whether the run says that it is done."""
+    """True if the run says that it is done."""
     return (run_dir / RunDirectory.DONE).is_file()
 
 

@@ -137,7 +137,7 @@ class QueuedJob:
         return tuple(_task_ranges(self.job.partition("_")[2]))
 
     def in_words(self) -> str:
-        """What the job does or waits for: runs, waits for resources, waits for its dependency 123."""
+        """The activity of the job, or what it waits for: runs, waits for resources, waits for its dependency 123."""
         if not self.waits:
             return _STATES.get(self.state) or self.state.lower().replace("_", " ")
         if self.reason == "Dependency":

@@ -58,7 +58,7 @@ class AttemptStatus:
     restarts_in_job: int
     """How often the job started its ranks again after a crash, without a requeue."""
     asked_to_stop: bool
-    """Whether it was asked to save and stop, by a user or before the time limit."""
+    """True if it was asked to save and stop, by a user or before the time limit."""
     failure: Failure | None = None
     """The cause in the logs of the last attempt that ended with a failure."""
 
@@ -321,7 +321,7 @@ def _state(
 
 
 def _running(run: RunFiles, attempts: Sequence[AttemptStatus], now: float) -> tuple[RunState, str]:
-    """A run with a running job. Until its training writes metrics, those are from an earlier attempt."""
+    """A run with a running job. Until its training writes metrics, an earlier attempt's are shown."""
     training = [attempt for attempt in attempts if attempt.state == "running" and attempt.stage == TRAIN]
     if not training:
         return "running", ""

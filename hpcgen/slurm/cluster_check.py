@@ -40,7 +40,7 @@ def overrides(node_type: NodeType, nodes: int, partition: str | None) -> list[st
 
 @record
 class Measured:
-    """What the job has measured."""
+    """Figures that the job has measured."""
 
     ok: bool
     """False if the bandwidth is too low or sums are wrong."""

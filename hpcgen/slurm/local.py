@@ -176,7 +176,7 @@ def _wait(
 
 
 def _is_done(plan: Plan, stage: StagePlan, started: float) -> bool:
-    """Whether the stage was done before it took a request to stop."""
+    """True if the stage was done before it took a request to stop."""
     if stage.kind.has_stop_file:
         return _stopped_at(Path(plan.config.paths.run_dir), stage.kind, started) is None
     done = plan.config.program.done if plan.config.program else None

@@ -50,7 +50,7 @@ class Evaluate(Stage):
             arguments=("-m", "trainer.evaluate"),
             inputs=(*text_files(config), *task_files, *(tokenizer_files(config) if settings.tasks else ())),
             reads=(checkpoints, *model_of_adapters(config)),
-            # data sets are locked in their cache while they are read
+            # datasets are locked in their cache while they are read
             writes=(settings.hf_home,) if settings.hf_home else (),
             files={self.config_file: config_text(evaluation)},
             values={

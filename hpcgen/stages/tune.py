@@ -93,7 +93,7 @@ class Tune(Stage):
 def _calibration(
     run: Run, config: RunConfig, allocation: Allocation, trainers: Sequence[TrainerConfig]
 ) -> CalibrationConfig | None:
-    """What to measure for the predictions of these trainings. None if all of it was measured on the cluster.
+    """Measurements for the predictions of these trainings. None if the cluster has all of them.
 
     Raises:
         HpcgenError: what was measured on the cluster cannot be read.

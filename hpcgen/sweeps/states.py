@@ -67,5 +67,5 @@ def _is_done(point: Point) -> bool:
 
 
 def starts(state: PointState, *, retry: bool) -> bool:
-    """Whether a job is submitted for the point; with `retry`, also if it failed."""
+    """True if a job is submitted for the point; with `retry`, also if it failed."""
     return state.state == "missing" or (retry and state.state == "failed")

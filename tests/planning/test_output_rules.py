@@ -181,7 +181,7 @@ WARNED = {
         "evaluation.every",
         evaluation.final_checkpoint_is_evaluated,
     ),
-    "tasks without a directory of data sets": (
+    "tasks without a directory of datasets": (
         {"evaluation__tasks": ("hellaswag", "own.yaml", "mmlu")},
         "evaluation.hf_home",
         evaluation.tasks_have_data,

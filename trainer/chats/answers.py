@@ -106,7 +106,7 @@ def _require_text(template: ChatTemplate, text: str, spans: list[Span]) -> None:
 
 
 def _body(answer: str, added_tokens: tuple[str, ...]) -> str:
-    """What an answer has apart from space and added tokens."""
+    """Text of an answer without surrounding whitespace and added tokens."""
     for token in added_tokens:
         answer = answer.replace(token, "")
     return answer.strip()

@@ -104,7 +104,7 @@ def _all_messages(document: Mapping[str, Any]) -> list[Message] | None:
     if isinstance(turns, list):
         turns = [_with_role(turn, f"{CONVERSATIONS}[{index}]") for index, turn in enumerate(turns)]
     messages = _messages(turns, CONVERSATIONS)
-    system = document.get("system")  # some data sets have the message of the system next to the turns
+    system = document.get("system")  # some datasets have the message of the system next to the turns
     if system and messages[0]["role"] != "system":
         return [*_messages([{"role": "system", "content": system}], "system"), *messages]
     return messages

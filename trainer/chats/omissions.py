@@ -1,4 +1,4 @@
-"""What a chat template leaves out of a chat: messages, reasoning, calls of tools and their arguments, and the tools.
+"""Parts of a chat that its template leaves out: messages, reasoning, calls of tools and their arguments, and the tools.
 
 A template that ignores something renders the same text without it. So each part of a chat is changed a little, and the
 text must change with it. Searching the text for the part is not enough: the name of a called function is also in the

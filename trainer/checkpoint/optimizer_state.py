@@ -180,7 +180,7 @@ def _piece(
 
 
 def _of_layer(piece: ShardedTensor) -> ShardedTensor:
-    """The same piece in a tensor that has only its layer."""
+    """This piece in a tensor that has only its layer."""
     if not piece.global_shape or not has_all_layers(piece.key):
         return piece
     assert piece.data is not None

@@ -32,7 +32,7 @@ class CalibrationConfig:
     domain_size: Count
     """Number of ranks that NVLink connects."""
     jobs: tuple[Job, ...]
-    """What to measure, the most important first in each section."""
+    """Measurements, the most important first in each section."""
     budget_s: PositiveFloat = BUDGET_S
     """Time after which nothing more is begun (seconds)."""
     row_s: PositiveFloat = 0.2

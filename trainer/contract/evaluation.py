@@ -46,7 +46,7 @@ class EvaluationSettings:
     tasks: tuple[TaskName, ...] = ()
     """Tasks of EleutherAI's lm-eval: names such as hellaswag, or paths of task files."""
     hf_home: FilePath | None = None
-    """Directory with the data sets of tasks (HF_HOME of the job), which compute nodes cannot download. Default: a
+    """Directory with the datasets of tasks (HF_HOME of the job), which compute nodes cannot download. Default: a
     directory on the node's scratch, which is empty."""
     num_fewshot: NonNegative | None = None
     """Number of examples before each question. Default: each task's own."""

@@ -90,7 +90,7 @@ class Problem:
 
     @property
     def advice(self) -> str:
-        """What to do, without the candidates: "set fp8 to null, or ..."."""
+        """Advice without the candidates: "set fp8 to null, or ..."."""
         section = self.path.rpartition(".")[0]
         changes = (
             f"{setting.path.removeprefix(f'{section}.')} to {in_yaml(setting.value)}"

@@ -71,7 +71,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """What a trial measured, or why it did not."""
+    """Measurements of a trial, or the reason why there are none."""
 
     status: Status
     name: str = ""

@@ -29,7 +29,7 @@ from trainer.data.progress import OneBlend, Progress
 
 @dataclass(frozen=True)
 class Saved:
-    """What the checkpoint that a run resumes from says about its own dataset."""
+    """Facts about the run's own dataset in the checkpoint that it resumes from."""
 
     consumed: int
     dataset: Mapping[str, Any] | None
@@ -89,7 +89,7 @@ class OwnReading:
 
 
 class _Facts(NamedTuple):
-    """What all ranks must find in a dataset."""
+    """Facts that all ranks must find in a dataset."""
 
     length: int | None
     has_state: bool

@@ -22,7 +22,7 @@ from trainer.inference.start import prepare_device
 
 
 def main() -> int:
-    """Parse the arguments and evaluate, or download the data sets of tasks. Returns the exit status."""
+    """Parse the arguments and evaluate, or download the datasets of tasks. Returns the exit status."""
     arguments = _parser().parse_args()
     try:
         if arguments.download:
@@ -56,7 +56,7 @@ def _read(path: Path) -> EvaluationConfig:
 
 
 def _download(names: list[str]) -> int:
-    """Load tasks, which downloads their data sets into the cache."""
+    """Load tasks, which downloads their datasets into the cache."""
     found, problems = load_tasks(names)
     if problems:
         raise ConfigError(*problems)
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         "--download",
         nargs="+",
         metavar="TASK",
-        help="download the data sets of tasks, for jobs on nodes without network",
+        help="download the datasets of tasks, for jobs on nodes without network",
     )
     return parser
 

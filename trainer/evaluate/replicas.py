@@ -1,6 +1,6 @@
 """Divides requests among the replicas of the model.
 
-Only rank 0 runs lm-eval, so that one process reads data sets, and an error in a task is raised once. It sends the
+Only rank 0 runs lm-eval, so that one process reads datasets, and an error in a task is raised once. It sends the
 requests of all tasks to the other ranks, which serve until they are released. The replicas divide the requests by
 themselves: their number does not depend on how lm-eval splits documents.
 """

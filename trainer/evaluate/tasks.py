@@ -52,7 +52,7 @@ class Tasks:
 
 
 def load_tasks(names: Sequence[str]) -> tuple[Tasks, list[Problem]]:
-    """Load tasks and their data sets. The second result is a line for each task that cannot be loaded.
+    """Load tasks and their datasets. The second result is a line for each task that cannot be loaded.
 
     Raises:
         TrainerError: lm-eval is not installed.
@@ -68,7 +68,7 @@ def load_tasks(names: Sequence[str]) -> tuple[Tasks, list[Problem]]:
     problems += [
         _unknown(name, manager) for name in names if not is_task_file(name) and name not in manager.task_index
     ]
-    if problems:  # loading downloads data sets, so mistakes in names come first
+    if problems:  # loading downloads datasets, so mistakes in names come first
         return tasks, problems
     for name in names:
         try:
@@ -124,7 +124,7 @@ def _unknown(name: str, manager: TaskManager) -> Problem:
 
 
 def _reason(error: Exception, name: str) -> str:
-    """Describe why a task cannot be loaded, and what to do if its data set is not on this machine."""
+    """Describe why a task cannot be loaded, and what to do if its dataset is not on this machine."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
@@ -133,7 +133,7 @@ def _reason(error: Exception, name: str) -> str:
         return text
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
-        f"its data set is not in {home} (HF_HOME), and there is no network ({text}). On a node with network, run "
+        f"its dataset is not in {home} (HF_HOME), and there is no network ({text}). On a node with network, run "
         f"`HF_HOME=DIRECTORY python -m trainer.evaluate --download {name}` with a directory that all nodes see. Set "
         "evaluation.hf_home to it"
     )

@@ -66,7 +66,7 @@ class BestWatch:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to decide as an uninterrupted one would."""
+        """State with which a resumed run decides as an uninterrupted one would."""
         return {
             "monitor": self._rule.monitor,
             "mode": self._rule.mode,

@@ -27,7 +27,7 @@ FREE_SHARE = 10
 
 @dataclass(frozen=True)
 class Written:
-    """What one rank has written."""
+    """Size and time of the file that one rank has written."""
 
     node: str
     num_bytes: int

@@ -94,7 +94,7 @@ class StoredAdapters:
         return a, b
 
     def delta(self, linear: Linear, expert: int | None = None) -> torch.Tensor:
-        """What the adapter adds to the weight [outputs, inputs] of a linear layer, in the order of the fused layer."""
+        """Change of the weight [outputs, inputs] of a linear layer, in the order of the fused layer."""
         products = {name: self.scale * (b @ a) for name, (a, b) in self.matrices(linear, expert).items()}
         return join(linear.kind, products, self._model)
 

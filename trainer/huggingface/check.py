@@ -95,8 +95,8 @@ def trainer_logits(
 ) -> torch.Tensor:
     """Logits [prompt, position, padded vocabulary] of the trainer's model in fp32, with weights rounded to `dtype`.
 
-    Adapters are next to the weights and rounded to `of_adapters`. With `merged`, they are added to the weights before
-    these are rounded.
+    Adapters stay separate from the weights and are rounded to `of_adapters`. With `merged`, they are added
+    to the weights before these are rounded.
     """
     device.prepare("cpu")
     from trainer.huggingface.logits import logits  # imports megatron.core: after `device.prepare`

@@ -1,4 +1,4 @@
-"""What a model needs to continue texts: a loaded one (`trainer.inference.model`), or the one in training."""
+"""Interface of a model that continues texts: a loaded one (`trainer.inference.model`), or the one in training."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class TrainingModel:
 
     @property
     def replica(self) -> tuple[int, int]:
-        """Which part of the texts this replica continues, and the number of parts. Each replica has one, so that all of
+        """Index of this replica's part of the texts, and the number of parts. Each replica has one, so that all of
         them run the pass that gathers the weights."""
         return self._groups.dp.rank() % self._num_parts, self._num_parts
 

@@ -155,7 +155,7 @@ class Adapter(torch.nn.Module):
 
 
 class _Adapted(torch.nn.Module):
-    """What a linear layer with an adapter does differently. `attach` derives its class from this one and its own."""
+    """Behavior of a linear layer with an adapter. `attach` derives its class from this one and its own."""
 
     adapter: Adapter
 

@@ -24,7 +24,7 @@ from trainer.model.user_losses import Logits, UserLoss, UserMetric, load_metrics
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the main output has to compute besides the cross entropy. All ranks know it."""
+    """Values that the main output computes besides the cross entropy. All ranks know it."""
 
     loss: UserLoss | None
     z_loss_coeff: float | None

@@ -54,7 +54,7 @@ def measure(config: TrainerConfig, warmup: int, num_steps: int, name: str) -> Tr
 
 @dataclass(frozen=True)
 class _Found:
-    """What a rank has measured."""
+    """Measurements of a rank."""
 
     node: str
     trained: Trained
@@ -62,7 +62,7 @@ class _Found:
 
 
 def _gathered(own: _Found) -> list[_Found]:
-    """What all ranks have measured."""
+    """Measurements of all ranks."""
     found: list[_Found] = [own] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(found, own)
     return found

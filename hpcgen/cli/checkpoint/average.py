@@ -16,7 +16,7 @@ from hpcgen.text import harmless
     "--last",
     type=click.IntRange(min=2),
     metavar="N",
-    help="Number of checkpoints, counted from the newest complete one, of which to write the mean.",
+    help="Write the mean of the newest N complete checkpoints.",
 )
 @click.option(
     "--ema",

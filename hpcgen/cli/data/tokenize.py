@@ -78,7 +78,7 @@ _SHARED_OPTIONS = ("workers", "as_json", "verify_fraction", *_STAGE_OPTIONS)
     type=click.Choice(["auto", "gigatoken", "tokenizers"]),
     default="auto",
     show_default=True,
-    help="Tokenizer library. Both produce the same ids.",
+    help="Tokenizer library. Both produce the same token IDs.",
 )
 @task_options
 @click.pass_context

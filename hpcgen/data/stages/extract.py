@@ -79,7 +79,7 @@ class Extract(DataStage):
             return publish_unit([(file, place)], record, place)
 
     def settings(self, job: CorpusJob) -> Mapping[str, Any]:
-        """Whether rows of Parquet files are chats, whose keys without a value are left out."""
+        """Records if rows of Parquet files are chats, whose keys without a value are left out."""
         return {} if job.corpus.chat is None else {"chat": True}
 
     def modules(self, units: Sequence[Unit]) -> Iterator[str]:

@@ -37,7 +37,7 @@ def _stages(layout: Layout) -> str:
 
 
 def _recomputed(training: TrainingConfig) -> str:
-    """What is recomputed, with the number of layers of each chunk if it is not all of them."""
+    """The recomputed parts, with the number of layers of each chunk if it is not all of them."""
     if training.recompute_granularity is None:
         return ""
     if training.recompute_granularity == "selective":

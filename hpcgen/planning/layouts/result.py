@@ -1,4 +1,4 @@
-"""What a search finds: layouts with their predictions, fastest first."""
+"""Result of a search: layouts with their predictions, fastest first."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class RankedLayout:
 
     @property
     def free_gib(self) -> float:
-        """What remains free of the fullest device."""
+        """Free memory of the fullest device."""
         return self.free_share * self.device_gib
 
     @property
     def nccl_gib(self) -> float:
-        """What NCCL's buffers may take of the free memory."""
+        """Part of the free memory that NCCL's buffers may take."""
         return nccl_gib(self.layout, self.facts.nvlink_devices)
 
     @property

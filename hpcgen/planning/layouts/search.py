@@ -85,7 +85,7 @@ def seconds(layout: RankedLayout) -> float:
 
 
 class Preference(NamedTuple):
-    """What decides between layouts of the same speed. Smaller values are better, and earlier ones decide."""
+    """Order of layouts of the same speed. Smaller values are better, and earlier fields decide."""
 
     is_risky: bool
     ranks: int
@@ -238,7 +238,7 @@ class _Candidate:
 
     @cached_property
     def setup(self) -> Setup:
-        """What memory and time depend on. The layout must exist."""
+        """Everything that memory and time depend on. The layout must exist."""
         assert self.facts.layout is not None
         return Setup.of_facts(self.facts, self.facts.layout)
 

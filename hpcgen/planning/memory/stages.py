@@ -44,7 +44,7 @@ class MemoryEstimate:
     optimizer_bytes: int
     """The state of the optimizer in `parameter_bytes`."""
     moment_bytes: int
-    """What exists in `activation_bytes` only while a pass is computed: logits, gradients, recomputed activations."""
+    """Part of `activation_bytes` that exists only during a pass: logits, gradients, recomputed activations."""
 
     @property
     def total_gib(self) -> float:
@@ -333,7 +333,7 @@ def _in_flight(
 
 
 def decisive_moments(layout: Layout, stage: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Those of `microbatches_in_flight` in which the most memory can be in use."""
+    """Moments of `microbatches_in_flight` in which the most memory can be in use."""
     stages, chunks = layout.pipeline_model_parallel_size, layout.virtual_pipeline_model_parallel_size
     # further microbatches do not change the first period
     return _decisive(stages, chunks, min(layout.num_microbatches, 3 * stages), stage)

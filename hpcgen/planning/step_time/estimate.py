@@ -161,7 +161,7 @@ def workload(setup: Setup, machine: Machine) -> tuple[Kernels, set[tuple[Collect
 
 
 def _sent(step: _Step) -> dict[str, float]:
-    """What a rank of the busiest stage sends, by its group, over links that take a second for each byte."""
+    """Bytes that a rank of the busiest stage sends, by its group. Links of `step` take one second per byte."""
     setup, links = step.device.setup, step.device.links
     stages = [added(stage) for stage in step.chunks]
     passes = [(stage.forward + stage.backward).times(setup.layout.num_microbatches) for stage in stages]

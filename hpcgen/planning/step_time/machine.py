@@ -51,9 +51,9 @@ class Machine:
     network_bandwidth: Constant
     """Bandwidth of large collectives between NVLink domains."""
     measurements: Measurements | None = None
-    """What was measured on the GPU model and on the cluster; None if nothing was."""
+    """Measurements on the GPU model and on the cluster; None without any."""
     cluster: Measurements | None = None
-    """What was measured on the cluster alone."""
+    """Measurements on the cluster alone."""
 
     @classmethod
     def of(

@@ -67,7 +67,7 @@ class Columns:
     """Columns that say how a row was measured, true or false."""
 
     def key_of(self, row: Row) -> Hashable:
-        """What identifies a row. A later row with the same key replaces it."""
+        """The key that identifies a row. A later row with the same key replaces it."""
         return tuple(row[name] for name in self.key), tuple(
             row.get(name) for name in (*self.optional, *self.texts)
         )

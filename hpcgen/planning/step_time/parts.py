@@ -29,7 +29,7 @@ class Parts:
     layers: Mapping[bool, Layer]
     """A layer with experts (True) and a dense one (False), if the model has them."""
     frozen_layers: Mapping[bool, Layer]
-    """The same if none of their weights is trained. Empty without training.freeze."""
+    """These layers if none of their weights is trained. Empty without training.freeze."""
     embedding: Passes
     mtp: Passes
     output: Passes
@@ -105,7 +105,7 @@ def _kinds(device: Device) -> list[bool]:
 
 
 def _tokens_key(device: Device) -> Hashable:
-    """What the parts outside experts depend on, of that in which the runs differ."""
+    """Values that differ between the runs and on which the parts outside experts depend."""
     layout, axes = device.setup.layout, device.setup.parallelism
     return (
         type(device.links),
@@ -120,6 +120,6 @@ def _tokens_key(device: Device) -> Hashable:
 
 
 def _experts_key(device: Device) -> Hashable:
-    """The same for experts, in addition."""
+    """Further such values, for experts."""
     layout = device.setup.layout
     return layout.expert_model_parallel_size, layout.expert_tensor_parallel_size

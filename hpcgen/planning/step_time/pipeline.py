@@ -36,11 +36,11 @@ class Interval:
 
     @property
     def key(self) -> tuple[int, int, int, bool]:
-        """Which pass it is: stage, chunk, microbatch and direction."""
+        """Identity of the pass: stage, chunk, microbatch and direction."""
         return self.stage, self.chunk, self.microbatch, self.is_forward
 
     def moved(self, microbatches: int, seconds: float) -> Interval:
-        """The same pass on a later microbatch."""
+        """This pass on a later microbatch."""
         return Interval(
             self.stage,
             self.chunk,
@@ -259,7 +259,7 @@ class _Step:
         ]
 
     def work(self, num_microbatches: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """How long each stage computes and transfers with some microbatches."""
+        """Seconds that each stage computes and transfers with this number of microbatches."""
         computing, transferring = [], []
         for stage, passes_of_stage in enumerate(zip(self.forward, self.backward, strict=True)):
             sending = [
@@ -278,7 +278,7 @@ class _Step:
 
 
 class _Lane(NamedTuple):
-    """The passes of a stage in one direction. The stages have them in the same order."""
+    """The passes of a stage in one direction. All stages have them in the same order."""
 
     lasting: list[float]
     """Seconds of each pass, with the sending of its result."""
@@ -287,7 +287,7 @@ class _Lane(NamedTuple):
     ends: list[float]
     """The start of the step, then the ends of the passes."""
     arriving: list[float]
-    """The same of the stage from which each pass gets its input."""
+    """The `ends` of the stage from which each pass gets its input."""
 
 
 class _Replay:

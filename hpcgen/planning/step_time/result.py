@@ -55,7 +55,7 @@ class StepTime:
 
 @record
 class Schedule:
-    """What the stages of a pipeline do in a step, one after another. Times are seconds that nothing hides."""
+    """Work of the stages of a pipeline in a step, in order. Times are seconds that nothing hides."""
 
     gather: float
     """Waiting for weights, before the first pass."""

@@ -16,7 +16,7 @@ class Transfer:
     sent: float
     """Bytes that a rank of the busiest pipeline stage sends."""
     in_network: float
-    """Those that leave its NVLink domain, as a mean over the ranks of a domain."""
+    """Part of these bytes that leaves its NVLink domain, as a mean over the ranks of a domain."""
 
 
 @record(eq=False)
@@ -54,7 +54,7 @@ class SentBytes(Links):
 
 @record(eq=False)
 class NetworkBytes(SentBytes):
-    """The same for bytes between NVLink domains."""
+    """Bytes sent between NVLink domains."""
 
     def all_to_all(self, size: float, group: Group) -> float:
         """Bytes for the ranks of other domains."""

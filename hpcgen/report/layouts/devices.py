@@ -1,4 +1,4 @@
-"""Which ranks of a layout are on which nodes and GPUs, and what its parallel axes send over NVLink and the network."""
+"""Nodes and GPUs of a layout's ranks, and the bytes that its parallel axes send over NVLink and the network."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What an axis sends in a step, from one GPU. Widths are in percent of the axis that sends most."""
+    """Bytes that an axis sends in a step, from one GPU. Widths are in percent of the axis that sends most."""
 
     name: str
     ranks: str

@@ -35,7 +35,7 @@ class StageMemory:
     parts: tuple[float, ...]
     """In the order of PARTS."""
     free: float
-    """What remains. NCCL's buffers come out of it."""
+    """Free memory. NCCL's buffers come out of it."""
 
     @property
     def used(self) -> float:
@@ -100,7 +100,7 @@ def _stage(layout: RankedLayout, stage: int, device_gib: float) -> StageMemory:
 
 
 def _contents(layout: RankedLayout, stage: int) -> str:
-    """What a stage has: "8 layers, embedding"."""
+    """Contents of a stage: "8 layers, embedding"."""
     model, parallelism = layout.facts.resolved_model, layout.facts.parallelism
     has = [counted(layout.layout.stage_layers(stage), "layer")]
     if stage in embedding_stages(model, parallelism):

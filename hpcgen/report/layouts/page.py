@@ -96,7 +96,7 @@ def _between(low: float, high: float) -> str:
 
 
 def _sentences(found: RunLayouts, shown: NodesLayouts) -> Iterator[str]:
-    """What a reader should know first."""
+    """Sentences that a reader should know first."""
     if found.goal is not None:
         heading, text = summary.of_goal(found)
         yield f"{heading.capitalize()}: {text}."

@@ -1,4 +1,4 @@
-"""What a search on several numbers of nodes finds: layouts, times and costs, and the number that meets a goal."""
+"""Result of a search on several numbers of nodes: layouts, times and costs, and the number that meets a goal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Kind = Literal["time", "cost", "gpu_hours"]
 
 @record
 class Goal:
-    """What the rest of a run may take at most."""
+    """Upper limit for the rest of a run."""
 
     of: Kind
     limit: float

@@ -19,7 +19,7 @@ def sized(run: Run, num_nodes: int) -> Run:
 
 
 def _mistakes(run: Run) -> list[Problem]:
-    """What Slurm would refuse, such as more nodes than the partition has."""
+    """Mistakes that Slurm would refuse, such as more nodes than the partition has."""
     problems = allocation_problems(TRAIN, run.config, run.cluster, run.node_type)
     return [located_in(run, problem) for problem in problems]
 

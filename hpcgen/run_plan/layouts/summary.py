@@ -119,7 +119,7 @@ def of_own(found: NodesLayouts) -> str:
 
 
 def risk(found: NodesLayouts, layout: RankedLayout) -> str:
-    """What can happen with a layout that leaves little memory."""
+    """The risk of a layout that leaves little memory."""
     return f"{layout.name} leaves {layout.free_gib:.1f} GiB ({layout.free_share:.1%}) of a GPU free, {RISK}"
 
 

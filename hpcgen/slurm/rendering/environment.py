@@ -90,7 +90,7 @@ class ShellEnvironment(jinja2.Environment):
         return super()._parse(source, name, filename) if parsed is None else parsed
 
     def found(self, find: Callable[[jinja2.nodes.Template], T], source: str, name: str, filename: str) -> T:
-        """What a function finds in the syntax tree of a template. Each text is read once per process."""
+        """Result of a function on the syntax tree of a template. Each text is read once per process."""
         key = find, filename, source
         if key not in _FOUND:
             _FOUND[key] = find(self.parse(source, name, filename))

@@ -175,9 +175,7 @@ def test_a_data_set_that_is_not_cached_is_named_with_the_command_that_caches_it(
     statuses, log = parts.finish(config | {"tokenizer": str(llama.tokenizer), "eod_token": parts.EOD})
     assert statuses == [2]
     [line] = [line for line in log.splitlines() if line]
-    assert (
-        f"remote.yaml cannot be loaded: its data set is not in {tmp_path}/run/huggingface (HF_HOME)" in line
-    )
+    assert f"remote.yaml cannot be loaded: its dataset is not in {tmp_path}/run/huggingface (HF_HOME)" in line
     assert "python -m trainer.evaluate --download" in line
 
 

@@ -54,7 +54,7 @@ def class_problem(
 
 
 def example(key: str, name: str) -> str:
-    """What to write for a function called `name`, as a hint."""
+    """An example of a function called `name`, as a hint."""
     return f"write def {name}({', '.join(_expected(FUNCTIONS[_without_index(key)]))})"
 
 

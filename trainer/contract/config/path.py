@@ -66,7 +66,7 @@ def with_paths(section: T, change: Callable[[NamedPath], str]) -> T:
 
 @functools.cache
 def _has_paths(hint: Any) -> bool:
-    """Whether values of a type can name files."""
+    """True if values of a type can name files."""
     if typing.get_origin(hint) is Annotated:
         return any(isinstance(word, PathKind) for word in hint.__metadata__) or _has_paths(hint.__origin__)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):

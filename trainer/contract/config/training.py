@@ -31,7 +31,7 @@ class EarlyStopping:
     """Number to watch, as SPLIT/COLUMN: valid/loss, valid/NAME/loss of a named validation set, or a metric of your own
     in place of loss."""
     mode: Literal["min", "max"] = "min"
-    """Whether lower (min) or higher values (max) are better."""
+    """min: lower values are better. max: higher values are better."""
     min_delta: NonNegativeFloat = 0.0
     """Change that an improvement must exceed to keep the run going. The best value is the best of all, whatever this
     is."""

@@ -75,7 +75,7 @@ class Linear(NamedTuple):
 
 
 def advice_for_peft(named: Sequence[str], kinds: Collection[str] = LINEARS) -> str:
-    """What to write in lora.target_modules, some of whose entries are names of PEFT. Empty if none is, or if a model
+    """Correction of lora.target_modules, some of whose entries are names of PEFT. Empty if none is, or if a model
     with linear layers of these `kinds` has none of them."""
     if "all-linear" in named:
         return "remove it: by default, all linear layers have adapters"

@@ -25,7 +25,7 @@ class Change:
 
 
 def and_more(count: int) -> str:
-    """What follows a description of the first of `count` changed files."""
+    """Suffix for a description of the first of `count` changed files."""
     return f" (and {count - 1} more)" if count > 1 else ""
 
 

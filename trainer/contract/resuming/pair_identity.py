@@ -25,8 +25,8 @@ def is_same_pair(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def likeness(one: Mapping[str, Any], other: Mapping[str, Any]) -> int:
-    """Whether two identities describe the same documents: 0 if not, 1 if possibly, 2 if certainly. Hashes may be
-    missing."""
+    """How certainly two identities describe the same documents: 0 if not, 1 if possibly, 2 if certainly. Hashes may
+    be missing."""
     verdict = compare(one, other)
     return 0 if verdict == "other" else 2 if verdict == "same" else 1
 

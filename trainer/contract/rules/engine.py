@@ -51,7 +51,7 @@ from trainer.contract.rules.facts import Facts, Rule, World
 
 
 class RuleModule(Protocol):
-    """What every module of `MODULES` defines. A tuple is empty if the module has no such rules."""
+    """Attributes of every module of `MODULES`. A tuple is empty if the module has no such rules."""
 
     RULES: tuple[Rule, ...]
     """Rules that a run must obey, including those of OF_MODEL."""

@@ -112,12 +112,12 @@ def final_checkpoint_is_evaluated(facts: Facts) -> Iterator[Problem]:
 
 
 def tasks_have_data(facts: Facts) -> Iterator[Problem]:
-    """Tasks that lm-eval knows by name have data sets on the Hugging Face Hub."""
+    """Tasks that lm-eval knows by name have datasets on the Hugging Face Hub."""
     named = [task for task in facts.evaluation.tasks if not is_task_file(task)]
     if named and facts.evaluation.hf_home is None:
         yield Problem(
             path="evaluation.hf_home",
-            reason=f"is null, so a job of the cluster finds no data set for evaluation.tasks ({', '.join(named)})",
+            reason=f"is null, so jobs on the cluster find no dataset for evaluation.tasks ({', '.join(named)})",
             hint="set it to a directory that python -m trainer.evaluate --download has filled",
             about=("evaluation.data", "evaluation.tasks"),
         )

@@ -134,7 +134,7 @@ def _subject(launch: Launch, path: str) -> str:
 
 
 def _fix(values: Sequence[object], option: str, path: str, advice: str) -> str:
-    """What to do: "use --OPTION 1, 2 or 4", "use 3 or 6 nodes, or <advice>"."""
+    """The fix: "use --OPTION 1, 2 or 4", "use 3 or 6 nodes, or <advice>"."""
     if any(value is True for value in values):
         return f"add --{option}"
     if negated := NEGATED.get(path):

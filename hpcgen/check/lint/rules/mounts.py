@@ -53,7 +53,7 @@ def mounts_of(text: str) -> list[Mount]:
 def container_mounts_repeated(job: Job) -> Iterator[Hit]:
     """If --container-mounts is given several times, pyxis silently uses only the last one.
 
-    A warning if a loop adds one per iteration: the loop may have only one.
+    A warning if a loop adds one per iteration, since the loop may run only once.
     """
     for item in job.script.assignments if any(step.all("container-mounts") for step in job.steps) else ():
         words = item.items or ((item.value,) if item.value else ())
