@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from hpcgen.cli.checkpoint import SECTIONS as CHECKPOINT
 from hpcgen.cli.data import SECTIONS as DATA
@@ -38,6 +39,16 @@ NOT_RENDERED = {
     ),  # the first job has no checkpoint
 }
 """Modules that cost `hpcgen render` milliseconds each and that a correct first job does not need."""
+
+
+def test_the_guide_has_the_layers_that_are_checked() -> None:
+    settings = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
+    [contract] = [
+        each for each in settings["tool"]["importlinter"]["contracts"] if each.get("containers") == ["hpcgen"]
+    ]
+    layers = " -> ".join(layer.replace(" | ", ", ") for layer in contract["layers"])
+    guide = (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert f"import-linter checks the layers: {layers}. " in " ".join(guide.split())
 
 
 def imported_modules(program: str, cwd: Path) -> set[str]:

@@ -19,6 +19,7 @@ from trainer.contract.rules.parallelism import CP, PP, TP, VPP
 
 MICRO_BATCH = "training.micro_batch_size"
 MODULES = "training.recompute_modules"
+INSTANCES = "parallelism.num_distributed_optimizer_instances"
 GRANULARITY = "training.recompute_granularity"
 FULL_RECOMPUTE: dict[str, object] = {
     GRANULARITY: "full",
@@ -204,6 +205,9 @@ def changes_of_memory(facts: Facts) -> dict[str, list[dict[str, object]]]:
         CP: _larger(axes.context_parallel_size, facts.nvlink_devices),
         MICRO_BATCH: divisors(training.micro_batch_size, near=training.micro_batch_size)[1:],
         "parallelism.sequence_parallel": [] if axes.sequence_parallel else [True],
+        INSTANCES: divisors(
+            axes.num_distributed_optimizer_instances, near=axes.num_distributed_optimizer_instances
+        )[1:],
     }
     changes: dict[str, list[dict[str, object]]] = {
         path: [{path: value} for value in found] for path, found in values.items()

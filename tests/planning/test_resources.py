@@ -94,6 +94,15 @@ def test_a_model_that_does_not_fit_is_an_error():
     assert warnings(device_memory_gib=300, **TOO_LARGE) == []
 
 
+def test_fewer_instances_of_the_optimizer_are_a_way_to_fit():
+    """More tensor parallelism would leave fewer ranks than instances, so it is not offered."""
+    fits_alone = {**TOO_LARGE, "model__num_layers": 16}
+    assert errors(**fits_alone) == []
+    [message] = errors(**fits_alone, parallelism__num_distributed_optimizer_instances=16)
+    ways = message.split("; ")[-1].split(". ")[0]
+    assert ways == "use slurm.train.nodes: 4 or num_distributed_optimizer_instances: 8"
+
+
 def test_what_does_not_fit_is_reported_with_other_mistakes():
     """Unless the estimate would be that of a mistake."""
     other, misfit = errors(**TOO_LARGE, logging__record_memory_history=True)

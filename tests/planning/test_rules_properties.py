@@ -36,6 +36,7 @@ SIZES = {
     "model__add_bias_linear": st.just(False),
     "parallelism__expert_model_parallel_size": st.sampled_from([1, 1, 1, 2, 3, 4]),
     "parallelism__expert_tensor_parallel_size": st.sampled_from([None, None, None, 1, 2, 3]),
+    "parallelism__num_distributed_optimizer_instances": st.sampled_from([1, 1, 1, 1, 2, 3, 16]),
     "training__micro_batch_size": st.integers(1, 3),
     "training__global_batch_size": st.integers(1, 48),
     "nodes": st.integers(1, 6),
@@ -62,6 +63,7 @@ def fits(facts: Facts) -> bool:
     num_microbatches = training.global_batch_size // (training.micro_batch_size * (ranks // replica))
     ffn = model.ffn_hidden_size or 4 * model.hidden_size
     ep, etp = axes.expert_model_parallel_size, axes.expert_tensor_parallel_size
+    instances = axes.num_distributed_optimizer_instances
     if model.num_moe_experts is None:
         experts_fit = ep == 1 and etp is None
     else:
@@ -69,11 +71,13 @@ def fits(facts: Facts) -> bool:
         experts_fit = (
             model.num_moe_experts % ep == 0
             and ranks % (etp * ep * pp) == 0
+            and ranks // (etp * ep * pp) % instances == 0
             and ffn % etp == 0
             and (tp == 1 or axes.sequence_parallel)
         )
     return (
         experts_fit
+        and ranks // (tp * pp) % instances == 0
         and model.hidden_size % heads == 0
         and heads % groups == 0
         and heads % tp == 0

@@ -44,7 +44,7 @@ class Layout:
     def make(
         cls, model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, world_size: int
     ) -> Layout | None:
-        """The layout; None if ranks, batch or layers cannot be divided evenly (the rules report why)."""
+        """The layout; None if ranks, batch, layers or optimizer instances do not divide evenly (rules report why)."""
         stages = parallelism.pipeline_model_parallel_size
         chunks = parallelism.num_chunks
         data_parallel_size, ranks_left = divmod(world_size, model_parallel_size(parallelism))
@@ -57,6 +57,12 @@ class Layout:
         expert_ranks = expert_data_parallel_size(model, parallelism, world_size)
         if samples_left or layers is None or (model.num_moe_experts is not None and expert_ranks is None):
             return None
+        instances = parallelism.num_distributed_optimizer_instances
+        if (
+            data_parallel_size * parallelism.context_parallel_size % instances
+            or (expert_ranks or 0) % instances
+        ):
+            return None
         return cls(
             world_size=world_size,
             tensor_model_parallel_size=parallelism.tensor_model_parallel_size,
@@ -64,7 +70,7 @@ class Layout:
             virtual_pipeline_model_parallel_size=chunks,
             context_parallel_size=parallelism.context_parallel_size,
             data_parallel_size=data_parallel_size,
-            num_distributed_optimizer_instances=parallelism.num_distributed_optimizer_instances,
+            num_distributed_optimizer_instances=instances,
             num_microbatches=num_microbatches,
             chunk_layers=layers,
             expert_model_parallel_size=parallelism.expert_model_parallel_size,

@@ -91,7 +91,7 @@ class Facts:
 
     @cached_property
     def layout(self) -> Layout | None:
-        """The layout; None if ranks, batch or layers cannot be divided evenly."""
+        """The layout; None if it is inconsistent (see `Layout.make`)."""
         return Layout.make(self.model, self.parallelism, self.training, self.world.size)
 
     @cached_property
