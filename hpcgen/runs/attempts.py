@@ -53,6 +53,8 @@ class JobAttempt:
     """Exit status of the work, or of the batch script if the work succeeded or did not begin."""
     reason: str = ""
     """The script's last message: why the attempt ended. What looks like a secret is removed."""
+    planned: bool = False
+    """True if the work did not fail: it was asked to stop, or was out of time."""
     cause: str = ""
     """Why Slurm ended it, such as canceled, or "preempted, requeued, or a node failed"; "" if Slurm did not."""
     nodes: str = ""
@@ -161,6 +163,7 @@ def _attempt(events: list[Event]) -> JobAttempt:
         verdict=cast(Verdict, verdict) if verdict in get_args(Verdict) else None,
         status=None if (status := _number(end.get("status"))) is None else int(status),
         reason=redact(end.get("reason", "")),
+        planned=end.get("planned") == "yes",
         cause=end.get("cause", ""),
         nodes=start.get("nodes", ""),
         cluster=start.get("cluster", ""),

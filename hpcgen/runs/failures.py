@@ -35,8 +35,6 @@ _LEAST_BYTES = 256 << 10
 """Part of each log that is read even if a job has thousands of them."""
 _MAIN_THREAD, _ALL_THREADS = "Main thread (most recent call last):", "All threads:"
 """Headings in the report of a rank that hung (trainer.faults.hang)."""
-_UNDISTURBED = ("stopped at iteration", "out of time at", "stopped with status", "done")
-"""Reasons of an attempt that ended as planned and saved."""
 
 
 def root_failure(run_dir: Path, attempt: JobAttempt) -> Failure | None:
@@ -45,7 +43,7 @@ def root_failure(run_dir: Path, attempt: JobAttempt) -> Failure | None:
     Raises:
         OSError: the run directory cannot be read.
     """
-    if attempt.verdict in ("done", "stopped") or attempt.reason.startswith(_UNDISTURBED):
+    if attempt.verdict in ("done", "stopped") or attempt.planned:
         return None
     later = any(each.restart > attempt.restart for each in read_job(job_directory(run_dir, attempt.job)))
     found = _evidence(log_files(run_dir, attempt), attempt, is_last=not later)

@@ -99,7 +99,7 @@ requeue() {
     ((restarts < max_restarts)) || die "$1, and this was restart $restarts of at most $max_restarts: giving up"
     say "$1: back into the queue (restart $((restarts + 1)) of at most $max_restarts)"
     before_requeue
-    requeue_job || die "scontrol requeue failed; submit the script again to continue"
+    requeue_job || { planned=''; die "scontrol requeue failed; submit the script again to continue"; }
     exit 0
 }
 # A requeue ends the job, perhaps before scontrol gets the controller's answer. scontrol therefore ignores TERM.

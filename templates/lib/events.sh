@@ -16,7 +16,7 @@ escape() { local escaped=${2//\\/\\\\}; escaped=${escaped//\"/\\\"}; printf -v "
 # NAME: sets the variable NAME to the time in seconds since 1970. bash 4.4 has no fractions of a second.
 read_time() { local now=${EPOCHREALTIME-}; [[ $now ]] || printf -v now '%(%s)T' -1; printf -v "$1" %s "${now/,/.}"; }
 # EVENT [NAME VALUE]...: adds an event, if the attempt has started. All these values are strings.
-has_started=0 asks_to_stop=yes cause='' # cause: why Slurm ends the job
+has_started=0 asks_to_stop=yes cause='' planned='' # cause: why Slurm ends the job; planned: yes if the work was asked to stop, or is out of time
 record() {
     local value line time
     ((has_started)) || return 0
@@ -51,6 +51,6 @@ record_end() {
     ((!requeued)) || [[ $1 != 0 && $1 != 143 || ${2-} ]] || return 0
     set_verdict "$@"
     [[ $verdict_now != terminated || $cause ]] || find_cause
-    record end verdict "$verdict_now" status "$((rc ? rc : $1))" reason "$reason" ${cause:+cause "$cause"}
+    record end verdict "$verdict_now" status "$((rc ? rc : $1))" reason "$reason" ${cause:+cause "$cause"} ${planned:+planned "$planned"}
     [[ ! ${chain-} ]] || cancel_next_job
 }

@@ -79,8 +79,8 @@ conclude() {
     end_if_canceled "$at"
     end_if_unfit
     warn_without_progress
-    if [[ $cause == 'out of time' ]]; then requeue "out of time$at"; fi
-    if ((warned)); then requeue "stopped with status $rc before the time limit$at"; fi
+    if [[ $cause == 'out of time' ]]; then planned=yes; requeue "out of time$at"; fi
+    if ((warned)); then planned=yes; requeue "stopped with status $rc before the time limit$at"; fi
     if ((rc == 0)); then say "the program ended with status 0, but $done_file does not exist"; fi
     if [[ $progress_kind ]]; then retry_or_give_up "$at (began at $before)" "beyond $after"; fi
     retry_or_give_up "" "(program.progress is not set, so every failure counts)"

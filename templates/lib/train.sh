@@ -48,8 +48,8 @@ conclude() {
     end_if_canceled "; the newest checkpoint is of iteration $after"
     # srun's status cannot tell: after the first rank exits, srun ends the others and reports their status.
     if [[ -f $run_dir/FAILED && -r $run_dir/FAILED ]]; then die "$invalid: $(print_own "$run_dir/FAILED"); $after iterations are saved"; fi
-    if ((rc == 0)) && [[ -e $run_dir/STOPPED ]]; then requeue "stopped at iteration $after of $train_iters"; fi
-    if [[ $cause == 'out of time' ]]; then requeue "out of time at iteration $after of $train_iters"; fi
+    if ((rc == 0)) && [[ -e $run_dir/STOPPED ]]; then planned=yes; requeue "stopped at iteration $after of $train_iters"; fi
+    if [[ $cause == 'out of time' ]]; then planned=yes; requeue "out of time at iteration $after of $train_iters"; fi
     if ((rc == 0)); then die "the trainer ended without writing DONE or STOPPED at iteration $after of $train_iters; this is a bug in the trainer"; fi
     # Status 2 without FAILED: the trainer could not write FAILED, since its view of the run directory is read-only.
     if ((rc == 2)); then die "$invalid (status 2, reason $details); $after iterations are saved"; fi

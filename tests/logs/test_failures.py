@@ -109,7 +109,9 @@ def test_an_attempt_that_saved_and_was_requeued_has_not_failed(tmp_path: Path) -
     run = write_failed_run(tmp_path / "run")
     write_events(
         run,
-        event("end", BEGAN + 90, verdict="requeued", status="0", reason="stopped at iteration 5 of 60: back"),
+        event(
+            "end", BEGAN + 90, verdict="requeued", status="0", planned="yes", reason="stopped at iteration 5"
+        ),
     )
     assert root_failure(run, last(run)) is None
 

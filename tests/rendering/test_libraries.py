@@ -267,6 +267,38 @@ conclude
 
 @pytest.mark.process
 @pytest.mark.parametrize(
+    ("library", "stopped", "scontrol", "max_restarts", "end"),
+    [
+        ("train", "train", ":", 9, ("requeued", "yes")),
+        ("train", "program", ":", 9, ("requeued", None)),
+        ("train", "train", ":", 0, ("failed", "yes")),
+        ("train", "train", "false", 9, ("failed", None)),
+        ("run", "program", ":", 9, ("requeued", "yes")),
+        ("run", "", ":", 9, ("requeued", None)),
+    ],
+    ids=["saved", "crashed", "saved, last restart", "saved, no requeue", "asked to stop", "failed"],
+)
+def test_the_event_of_the_end_tells_whether_the_work_ended_as_planned(
+    library: str, stopped: str, scontrol: str, max_restarts: int, end: tuple[str, str | None], tmp_path: Path
+) -> None:
+    then = f"""
+SLURM_JOB_NODELIST=n1 run_dir=$PWD restart=0 secrets=() max_restarts={max_restarts} train_iters=100 done_file=
+progress_kind= nodes=1 before=0 details=above stage={library} requeued=0 fingerprint=x
+sleep() {{ :; }}
+scontrol() {{ [[ $1 != requeue ]] || {scontrol}; }}
+[[ "{stopped}" != train ]] || : >STOPPED
+[[ "{stopped}" != program ]] || {{ rc=1; warned=1; }}
+[[ "{stopped}" ]] || rc=1
+record_start
+conclude
+"""
+    done = with_libraries("base", "scratch", "attempts", library, then=then, cwd=tmp_path)
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert (events[-1]["verdict"], events[-1].get("planned")) == end, done
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
     ("before", "after", "cause"),
     [
         ("Restarts=0", "Restarts=0", "canceled"),

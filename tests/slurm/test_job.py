@@ -205,7 +205,7 @@ def test_a_preempted_job_saves_in_its_grace_time_and_says_so(tiny_run: Path) -> 
         cluster.run("scancel", job_id)
         cluster.wait(job_id)
     first, _ = read_attempts(run_dir)
-    assert (first.verdict, first.cause) == ("requeued", "preempted")
+    assert (first.verdict, first.cause, first.planned) == ("requeued", "preempted", True)
     stopped = re.search(r"^stopped at iteration (\d+) of 100000, because it was preempted", first.reason)
     assert stopped is not None
     assert f"from iteration {stopped[1]} of 100000" in log_of(tiny_run, job_id)
