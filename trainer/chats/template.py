@@ -14,7 +14,8 @@ from jinja2.ext import Extension
 
 from trainer.chats.chat import ASSISTANT, Chat, Message
 from trainer.chats.errors import BadChatError, ChatTemplateError
-from trainer.chats.sandbox import ExhaustedError, Sandbox
+from trainer.chats.limits import ExhaustedError
+from trainer.chats.sandbox import Sandbox
 from trainer.contract.problem import FilePlace
 from trainer.contract.wording import counted
 
@@ -22,6 +23,7 @@ OLDEST_JINJA = (3, 1, 6)
 """Earlier versions have known ways out of the sandbox."""
 _BEGIN, _END = "\udc02", "\udc03"
 """Marks of a generation block in what a template renders. A valid text has no surrogates."""
+_MARKS = re.compile(f"([{_BEGIN}{_END}])")
 
 
 class ChatTemplate:
@@ -61,7 +63,7 @@ class ChatTemplate:
             raise ChatTemplateError(
                 f"the chat template is not valid Jinja: {error.message}", where=FilePlace(name, error.lineno)
             ) from error
-        except (RecursionError, MemoryError) as error:
+        except Exception as error:  # Python's compiler has limits too, such as 100 levels of indentation
             raise ChatTemplateError(f"the chat template cannot be compiled: {error!r}", where=name) from error
         self.marks_answers = self._sandbox.extensions[_Generation.identifier].is_used  # type: ignore[attr-defined]
         """True if the template has {% generation %} blocks, which tell what the assistant writes."""
@@ -189,22 +191,31 @@ class _Generation(Extension):
 
 
 def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
-    """Removes the marks of generation blocks. Returns the positions of blocks that are not in another block."""
-    if _BEGIN not in text:
-        return text, []
+    """Removes the marks of generation blocks. Returns the positions of blocks that are not in another block.
+
+    Raises:
+        BadChatError: the text has a surrogate, which no tokenizer encodes.
+    """
     parts, blocks = list[str](), list[tuple[int, int]]()
     position = depth = begin = 0
-    rest = text
-    while rest:
-        at = min((found for mark in (_BEGIN, _END) if (found := rest.find(mark)) >= 0), default=len(rest))
-        parts.append(rest[:at])
-        position += at
-        mark, rest = rest[at : at + 1], rest[at + 1 :]
-        if mark == _BEGIN:
+    for part in _MARKS.split(text):
+        if part == _BEGIN:
             begin = position if not depth else begin
             depth += 1
-        elif mark == _END:
+        elif part == _END:
             depth -= 1
             if not depth and position > begin:
                 blocks.append((begin, position))
-    return "".join(parts), blocks
+        else:
+            parts.append(part)
+            position += len(part)
+    text = "".join(parts)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"U+{ord(text[error.start]):04X}"
+        raise BadChatError(
+            "the chat template writes what is no character",
+            f"the chat template writes {found}, which is half of a surrogate pair",
+        ) from error
+    return text, blocks
