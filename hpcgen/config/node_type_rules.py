@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import get_args
 
@@ -10,14 +11,36 @@ from hpcgen.config.node_type import FabricName, Gpu, Nic, NodeType
 from hpcgen.errors import Problem
 from hpcgen.text import counted, one_of
 
+_OTHER_VENDORS = {
+    "AMD": r"\b(AMD|INSTINCT|RADEON|MI\d{2,3}[A-Z]?)\b",
+    "Intel": r"\b(INTEL|GAUDI\d?|HL \d\d+|PONTE VECCHIO|PVC|MAX 1\d{3})\b",
+}
+"""Vendor of GPUs that are not NVIDIA's -> words of their names, with blanks for - and _."""
+
 
 def node_type_problems(node_type: NodeType) -> Iterator[Problem]:
     """Yields all contradictions. Missing facts contradict nothing."""
+    yield from _other_vendor(node_type)
     yield from _counts(node_type)
     yield from _numa_nodes(node_type)
     yield from _cpu_counts(node_type)
     yield from _pci(node_type)
     yield from _masks(node_type)
+
+
+def _other_vendor(node_type: NodeType) -> Iterator[Problem]:
+    """Checks that the GPUs are NVIDIA's: jobs request CUDA and NCCL, and would fail on others only when they start."""
+    vendor = _vendor_of(node_type.gpu_model or "")
+    if vendor != "NVIDIA" and node_type.gpus_per_node:
+        reason = f"is a GPU of {vendor}, but hpcgen's jobs need CUDA, NCCL and NVIDIA's GPUs"
+        yield Problem("gpu_model", reason, "describe nodes with NVIDIA's GPUs, or with device: cpu")
+
+
+def _vendor_of(gpu_model: str) -> str:
+    """The vendor of a GPU by its name: AMD for "MI250X". A name without another vendor counts as NVIDIA's."""
+    words = re.sub(r"[-_]", " ", gpu_model)
+    found = (name for name, names in _OTHER_VENDORS.items() if re.search(names, words, re.IGNORECASE))
+    return next(found, "NVIDIA")
 
 
 def _counts(node_type: NodeType) -> Iterator[Problem]:

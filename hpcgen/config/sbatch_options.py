@@ -6,6 +6,7 @@ with sbatch --test-only of Slurm 22.05.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, cast
@@ -63,6 +64,13 @@ SBATCH_OPTIONS = frozenset(name for name, row in OPTIONS.items() if row.sbatch =
 """Long options in all releases from Slurm 22.05 to 25.11."""
 SBATCH_OPTIONS_OF_SOME = frozenset(name for name, row in OPTIONS.items() if row.sbatch == "some")
 """Long options in some of these releases."""
+EXCLUSIVE_OPTIONS = (
+    *itertools.combinations(("mem", "mem-per-cpu", "mem-per-gpu"), 2),
+    ("cpus-per-task", "cpus-per-gpu"),
+    *(("ntasks-per-gpu", other) for other in ("ntasks-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task")),
+    ("core-spec", "thread-spec"),
+)  # fmt: skip
+"""Pairs of options that sbatch and srun refuse (src/common/slurm_opt.c)."""
 GRES_FLAGS_ADDED = {"allow-task-sharing": "23.11"}
 """Values of --gres-flags -> the release that added them (CHANGELOG/slurm-23.11.md)."""
 

@@ -7,7 +7,7 @@ mistakes in them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from hpcgen.config.cluster import ClusterConfig, JobLimits, limits_of, within_limit
@@ -15,9 +15,9 @@ from hpcgen.config.defaults import OF_PROFILE
 from hpcgen.config.fields import seconds
 from hpcgen.config.node_type import NodeType
 from hpcgen.config.run import RunConfig
-from hpcgen.config.sbatch_options import misspelled_option, release_with
+from hpcgen.config.sbatch_options import EXCLUSIVE_OPTIONS, misspelled_option, release_with
 from hpcgen.config.sbatch_values import other_reading, refused_value
-from hpcgen.config.slurm import OWN_OPTIONS, ArraySettings, StageSettings
+from hpcgen.config.slurm import OWN_OPTIONS, SETTING_NAMES, ArraySettings, StageSettings
 from hpcgen.config.stages import STAGE_ROWS
 from hpcgen.errors import Problem
 from hpcgen.planning.allocation import Allocation, Array
@@ -203,6 +203,7 @@ def allocation_problems(
     yield from _single_node_problems(stage, settings, place)
     yield from _segment_problems(allocation, cluster, place)
     yield from _directive_problems(stage, config, cluster)
+    yield from _exclusive_options(allocation, extra_directives(stage, config, cluster))
 
 
 def _time_problems(settings: StageSettings, place: Callable[[str], Setting]) -> Iterator[Problem]:
@@ -246,6 +247,29 @@ def _directive_problems(stage: Stage, config: RunConfig, cluster: ClusterConfig)
         elif mistake := refused_value(option, directive.partition("=")[2]):
             yield item.problem(*mistake)
         seen.add(option)
+
+
+_EXCLUSIVE = (*EXCLUSIVE_OPTIONS, ("exclusive", "oversubscribe"))
+"""Pairs of options. Before Slurm 23.02, sbatch did not refuse the last one, and other jobs could get the node."""
+
+
+def _exclusive_options(allocation: Allocation, extra: Iterable[tuple[Setting, str]]) -> Iterator[Problem]:
+    """Yields extra options that sbatch refuses next to those of the job."""
+    options = allocation.resource_options().keys()
+    for item, directive in extra:
+        excluded = {other for pair in _EXCLUSIVE for other in pair if option_name(directive) in pair}
+        for other in sorted(excluded & options - {option_name(directive)}):
+            yield item.problem(
+                f"excludes --{other}, which hpcgen sets: sbatch refuses both", _instead_of(other)
+            )
+
+
+def _instead_of(option: str) -> str:
+    """Advice for an extra option that excludes one of hpcgen's."""
+    key = option.replace("-", "_")
+    if option == "exclusive":
+        return "remove it, or set exclusive: false in a node type of your own"
+    return f"remove it and use the key {key}" if key in SETTING_NAMES else "remove it"
 
 
 def _task_problems(

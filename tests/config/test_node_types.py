@@ -330,6 +330,10 @@ CONTRADICTIONS = {
         {"right": "gpus_per_node: 2", "wrong": "gpus_per_node: 4"},
         ["gpus", "cpu_masks"],
     ),
+    "GPUs of another vendor": (
+        {"right": "fabric: infiniband\n", "wrong": "fabric: infiniband\ngpu_model: AMD Instinct MI250X\n"},
+        ["gpu_model"],
+    ),
     "no fabric with NICs": ({"right": "fabric: infiniband\n", "wrong": ""}, ["fabric"]),
     "CPUs in two NUMA nodes": ({"right": "cpus: 4-7", "wrong": "cpus: 2-7"}, ["numa_nodes[1].cpus"]),
     "a NUMA node without CPUs": (

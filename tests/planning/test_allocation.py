@@ -327,6 +327,19 @@ REFUSED = {
         {"stage": "tokenize", "tokenize": {"ntasks_per_node": 97}},
         ["slurm.tokenize.ntasks_per_node"],
     ),
+    **{
+        f"{option}, which excludes one of hpcgen's own": (
+            {"train": {"extra_directives": ["--no-kill", option]}},
+            ["slurm.train.extra_directives[1]"],
+        )
+        for option in (
+            "--cpus-per-gpu=12",
+            "--mem-per-cpu=4G",
+            "--mem-per-gpu=64G",
+            "--ntasks-per-gpu=1",
+            "--oversubscribe",
+        )
+    },
     "an option twice": (
         {"train": {"extra_directives": ["--nice=5", "--nice=6"]}},
         ["slurm.train.extra_directives[1]"],
@@ -372,7 +385,7 @@ def test_the_path_is_where_the_value_is_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "directive", ["--mem-per-cpu=2G", "--nodelist=n1", "--comment=x", "--switches=1", "--no-kill"]
+    "directive", ["--gpus-per-task=1", "--nodelist=n1", "--comment=x", "--switches=1", "--no-kill"]
 )
 def test_other_options_are_accepted(tmp_path, directive):
     assert problems(tmp_path, train={"extra_directives": [directive]}) == []

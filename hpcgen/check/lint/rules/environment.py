@@ -172,7 +172,10 @@ _QUIET = frozenset(("INIT", "ENV", "BOOTSTRAP"))
 
 @rule("few-nics", "warning", "most InfiniBand devices stay idle", source="NCCL user guide, NCCL_IB_HCA")
 def few_nics(job: Job) -> Iterator[Hit]:
-    """NCCL uses only the devices in NCCL_IB_HCA. Nodes with 8 GPUs usually have one per GPU."""
+    """NCCL uses only the devices in NCCL_IB_HCA. Nodes with 8 GPUs usually have one per GPU.
+
+    A note for an exact list, such as =mlx5_0, which is rarely copied from elsewhere.
+    """
     for assignment in _environment(job):
         word = assignment.value
         if assignment.name != "NCCL_IB_HCA" or word is None or not word.known:
@@ -186,6 +189,7 @@ def few_nics(job: Job) -> Iterator[Hit]:
                 assignment.line,
                 f"NCCL may use {counted(len(devices), 'InfiniBand device')} for all GPUs of a node",
                 "remove it, or use a prefix of all names (mlx5_ib)",
+                severity="note" if word.text.startswith("=") else None,
             )
 
 

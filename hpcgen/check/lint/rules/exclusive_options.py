@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterator, Mapping
 
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.rule import Hit, Severity, rule
+from hpcgen.config.sbatch_options import EXCLUSIVE_OPTIONS
 
-REFUSED = (
-    *itertools.combinations(("mem", "mem-per-cpu", "mem-per-gpu"), 2),
-    ("cpus-per-task", "cpus-per-gpu"),
-    *(("ntasks-per-gpu", other) for other in ("ntasks-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task")),
-    ("core-spec", "thread-spec"),
-)  # fmt: skip
-"""Pairs that sbatch and srun refuse (src/common/slurm_opt.c)."""
 REFUSED_BY_SRUN = (("exact", "whole"), ("exclusive", "overlap"))
 """Pairs that srun refuses (src/srun/opt.c)."""
 _NEWER: Mapping[tuple[str, str], tuple[Severity, str]] = {
@@ -47,7 +40,7 @@ def exclusive_options(job: Job) -> Iterator[Hit]:
     newer releases refuse get a warning or a note.
     """
     own = job.script.options
-    for first, second in _pairs(own, REFUSED):
+    for first, second in _pairs(own, EXCLUSIVE_OPTIONS):
         yield Hit.at(
             max(job.script.option_line(first), job.script.option_line(second)),
             f"sbatch refuses --{first} together with --{second}",
@@ -63,10 +56,10 @@ def exclusive_options(job: Job) -> Iterator[Hit]:
             )
     for step in job.steps:
         given = {option.name: option.word for option in step.options}
-        for first, second in _pairs(given, (*REFUSED, *REFUSED_BY_SRUN)):
+        for first, second in _pairs(given, (*EXCLUSIVE_OPTIONS, *REFUSED_BY_SRUN)):
             why = f"srun refuses --{first} together with --{second}"
             yield Hit.at(max(given[first].line, given[second].line), why, "remove one of them")
-        for first, second in _pairs({*given, *(_INHERITED & own.keys())}, REFUSED):
+        for first, second in _pairs({*given, *(_INHERITED & own.keys())}, EXCLUSIVE_OPTIONS):
             if (first in given) != (second in given):
                 mine, other = (first, second) if first in given else (second, first)
                 why = f"srun refuses --{mine} in a job with --{other}"
