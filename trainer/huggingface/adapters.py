@@ -59,13 +59,6 @@ class StoredAdapters:
         return self._stored.dtype(min(self._stored.names))
 
     @property
-    def scale(self) -> float:
-        """The output of an adapter is scale x B A x."""
-        assert self.lora.rank
-        assert self.lora.alpha
-        return self.lora.alpha / self.lora.rank
-
-    @property
     def linears(self) -> list[Linear]:
         """The linear layers that have adapters."""
         return list(self._linears.values())
@@ -95,7 +88,7 @@ class StoredAdapters:
 
     def delta(self, linear: Linear, expert: int | None = None) -> torch.Tensor:
         """Change of the weight [outputs, inputs] of a linear layer, in the order of the fused layer."""
-        products = {name: self.scale * (b @ a) for name, (a, b) in self.matrices(linear, expert).items()}
+        products = {name: self.lora.scale * (b @ a) for name, (a, b) in self.matrices(linear, expert).items()}
         return join(linear.kind, products, self._model)
 
     def _check(self) -> None:

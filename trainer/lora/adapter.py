@@ -113,9 +113,8 @@ class Adapter(torch.nn.Module):
     ) -> None:
         super().__init__()
         assert lora.rank
-        assert lora.alpha
         self._kind, self._rank, self._model, self._layout = linear.kind, lora.rank, model, layout
-        self._scale, self._dropout = lora.alpha / lora.rank, lora.dropout
+        self._scale, self._dropout = lora.scale, lora.dropout
         for part in linear.parts:
             self.add_module(part.name, AdapterPart(part, lora.rank, layout, weight))
 

@@ -1,6 +1,7 @@
 """The data stages: steps from a corpus's files to its .bin/.idx pairs, one module for each.
 
-To add a stage, add its module and its object to DATA_STAGES. Its job is a stage of hpcgen.stages.
+To add a stage, add its module, its object in DATA_STAGES, its row in hpcgen/config/stages.py and its template. The row
+makes it a job too (hpcgen/stages/data.py).
 
 Layout of the corpus's directory:
     manifest.jsonl            frozen list of files

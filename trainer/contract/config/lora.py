@@ -21,3 +21,10 @@ class LoraConfig:
     target_modules: Fixed[tuple[str, ...] | None] = None
     """Linear layers with an adapter: linear_qkv, linear_proj, linear_fc1, linear_fc2, or shell patterns for complete
     names, such as `decoder.layers.0.*.linear_qkv` or `*.self_attention.*`. Default: all that the model has."""
+
+    @property
+    def scale(self) -> float:
+        """Factor of the output of the adapters, which the resolved section has."""
+        assert self.rank
+        assert self.alpha
+        return self.alpha / self.rank
