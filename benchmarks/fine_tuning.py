@@ -81,6 +81,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         for size in (1, 2):
             ways = [way for way in chosen if way.case.gpus == size]
+            if not ways:
+                continue
             found = runs.side_by_side(
                 lambda way, place: measured(
                     way,

@@ -53,7 +53,7 @@ def count_gpus(options: argparse.ArgumentParser) -> int:
 
 
 def comparison_options(description: str | None) -> argparse.ArgumentParser:
-    """The options of a benchmark that compares trainings of one GPU: --steps, --json and --cpu."""
+    """The options of a benchmark that compares trainings: --steps, --json and --cpu."""
     options = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -89,7 +89,6 @@ def _other(other: str, run: Run, cluster: str | None) -> Run:
 
 
 def _show_difference(compared: Comparison, names: tuple[str, ...], as_json: bool) -> None:
-
     warn(compared.after.warnings)
     difference = explanation.compare(compared.before, compared.after, names)
     changes = None if names else compared.changes

@@ -79,7 +79,6 @@ def _price(path: Path | None) -> JobFacts | None:
 
 
 def _as_json(ledgers: Sequence[Ledger]) -> dict[str, object]:
-
     total = Spent.total([ledger.spent for ledger in ledgers])
     return {"runs": [dataclasses.asdict(ledger) for ledger in ledgers], "total": dataclasses.asdict(total)}
 
@@ -109,7 +108,6 @@ def _show(ledger: Ledger) -> None:
 
 
 def _show_total(ledgers: Sequence[Ledger]) -> None:
-
     total = Spent.total([ledger.spent for ledger in ledgers])
     click.echo(f"{click.style('total', bold=True)} of {len(ledgers)} runs: {duration(total.wall_s)}")
     _show_parts(total)
@@ -128,7 +126,6 @@ def _total_cost(ledgers: Sequence[Ledger]) -> tuple[float | None, str]:
 
 
 def _show_parts(spent: Spent) -> None:
-
     for part in PARTS:
         seconds = spent.parts[part.value]
         if seconds > LEAST_SHOWN * spent.wall_s:

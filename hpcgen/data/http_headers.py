@@ -110,8 +110,6 @@ def _date(value: str) -> datetime:
     Raises:
         ValueError: it is none.
     """
-    from email.utils import (
-        parsedate_to_datetime,
-    )  # imports socket
+    from email.utils import parsedate_to_datetime  # imports socket
 
     return parsedate_to_datetime(value)

@@ -14,11 +14,9 @@ from hpcgen.data.indexed_dataset import read_counts
 from hpcgen.data.record import RECORD_FILE, SIDE_FILE
 from hpcgen.errors import HpcgenError, Problem, problem_of
 from hpcgen.text import counted
-from trainer.contract.files.index_header import SUFFIXES, bin_path, idx_path
+from trainer.contract.files.index_header import HEADER_SIZE, SUFFIXES, bin_path, idx_path
 from trainer.contract.files.regular_file import open_regular
 
-HEADER_BYTES = 34
-"""Header size of an .idx file: magic, version, dtype, number of sequences, number of documents + 1."""
 _CHUNK = 1024 * 1024
 """Sequences or documents to check at once, which bounds the memory."""
 
@@ -92,7 +90,7 @@ class Pair:
     def faults(self) -> Iterator[Problem]:
         """Yields the first error of each kind in the index. `open_pair` has already checked its header and its end."""
         index = idx_path(self.prefix)
-        size, needed = index.stat().st_size, HEADER_BYTES + 12 * len(self.lengths) + 8 * len(self.bounds)
+        size, needed = index.stat().st_size, HEADER_SIZE + 12 * len(self.lengths) + 8 * len(self.bounds)
         # Megatron may append a mode (1 byte) per sequence.
         if size not in (needed, needed + len(self.lengths)):
             yield problem_of(index, f"the size is {size:,} bytes, but its header requires {needed:,}")
@@ -136,7 +134,7 @@ def open_pair(prefix: Path) -> Pair:
     """
     counts = read_counts(prefix)
     index = idx_path(prefix)
-    after_lengths = HEADER_BYTES + 4 * counts.sequences
+    after_lengths = HEADER_SIZE + 4 * counts.sequences
     after_offsets = after_lengths + 8 * counts.sequences
 
     def array(dtype: str, offset: int, count: int) -> NDArray[Any]:
@@ -147,7 +145,7 @@ def open_pair(prefix: Path) -> Pair:
     return Pair(
         prefix=prefix,
         dtype=np.dtype(counts.dtype).newbyteorder("<"),
-        lengths=array("<i4", HEADER_BYTES, counts.sequences),
+        lengths=array("<i4", HEADER_SIZE, counts.sequences),
         offsets=array("<i8", after_lengths, counts.sequences),
         bounds=array("<i8", after_offsets, counts.documents + 1),
     )

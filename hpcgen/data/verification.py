@@ -31,8 +31,8 @@ from trainer.contract.files.regular_file import open_regular
 
 _CHUNK_BYTES = 8 * 1024 * 1024
 _CANNOT_IMPORT = 3
-_AGAIN = "run the stage again"
 """Exit status of trainer.data.dataset_check without megatron-core."""
+_AGAIN = "run the stage again"
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes read so far and the total."""

@@ -32,7 +32,6 @@ from trainer.contract.files.run_directory import RunDirectory
 from trainer.contract.files.shared_files import foreign_link
 from trainer.contract.record import record, replaced
 
-"""File with the ID of the job that claimed the directory last (templates/lib/attempts.sh)."""
 MARKERS = (RunDirectory.DONE, RunDirectory.STOPPED, RunDirectory.FAILED, RUNNING)
 MOST_BYTES = 1 << 20
 """Size of the part of a small file that is read. Others may have made it larger."""

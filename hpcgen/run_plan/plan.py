@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 import os.path
 from collections.abc import Collection, Iterator, Sequence
@@ -182,8 +181,8 @@ def _unchecked_pairs(config: RunConfig, stages: dict[str, StagePlan], exists: Ex
         return
     if any(stage.kind.makes_pairs for stage in stages.values()):
         return
-    pairs = itertools.chain.from_iterable(corpora.blend(corpus).values())
-    if any(pair.prefix in stage.prefixes for pair in pairs for stage in stages.values()):
+    pairs = {pair.prefix for pairs in corpora.blend(corpus).values() for pair in pairs}
+    if any(not pairs.isdisjoint(stage.prefixes) for stage in stages.values()):
         yield (
             "the pairs were not compared with the manifest, which needs msgspec. "
             "Install it with: pip install 'hpcgen[data]'"

@@ -169,4 +169,5 @@ def _pairs_read(plan: Plan) -> list[Dataset]:
     corpus = plan.config.data.corpus
     if corpus is None or any(stage.kind.makes_pairs for stage in plan.stages.values()):
         return []
-    return [pair for pairs in blend(corpus).values() for pair in pairs if pair.prefix in plan.prefixes]
+    read = plan.prefixes
+    return [pair for pairs in blend(corpus).values() for pair in pairs if pair.prefix in read]

@@ -245,12 +245,11 @@ def _record_problems(trainer: TrainerConfig, read: Collection[str]) -> Iterator[
         return
     from trainer.contract.resuming import recorded_pairs  # runs without pairs need none of it
 
-    sizes = (path.stat().st_size for prefix in named for path in recorded_pairs.compared_files(prefix))
-    if sum(sizes) > _READ_BYTES:
+    keys = {path: key for prefix, key in named.items() for path in recorded_pairs.compared_files(prefix)}
+    if sum(path.stat().st_size for path in keys) > _READ_BYTES:
         return
-    for prefix, key in named.items():
-        for problem in recorded_pairs.record_problems([prefix]):
-            yield Problem(key, f"has {problem.where}, but {problem.reason}", problem.hint)
+    for problem in recorded_pairs.record_problems(named):
+        yield Problem(keys[Path(problem.where)], f"has {problem.where}, but {problem.reason}", problem.hint)
 
 
 def _end_problem(trainer: TrainerConfig, pair: Pair) -> Problem | None:

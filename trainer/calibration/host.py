@@ -141,9 +141,8 @@ def main() -> int:
     trainings = [read(Path(path)) for path in sys.argv[1:3]]
     ranks = find_ranks(os.environ)
     device.prepare(trainings[0].device)
-    from trainer.calibration.trainings import (
-        write_launch_times,  # imports megatron.core: after `device.prepare`
-    )
+    # imports megatron.core: after `device.prepare`
+    from trainer.calibration.trainings import write_launch_times
 
     write_launch_times(trainings, ranks, Path(sys.argv[3]))
     return 0

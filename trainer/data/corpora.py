@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy
 from megatron.core.datasets.blended_megatron_dataset_config import convert_split_vector_to_split_matrix
@@ -59,9 +58,9 @@ def open_corpora(where: str, datasets: Sequence[Dataset], rows: int) -> dict[str
 
 def open_corpus(where: str, prefix: str, rows: int) -> IndexedDataset:
     """Open a pair, and check that its .bin matches its .idx."""
-    for extension in (".bin", ".idx"):
-        if not Path(prefix + extension).is_file():
-            raise ConfigError(f"{prefix}{extension} is not a file (prefix = {prefix!r})", where=where)
+    for path in (bin_path(prefix), idx_path(prefix)):
+        if not path.is_file():
+            raise ConfigError(f"{path} is not a file (prefix = {prefix!r})", where=where)
     size = bin_path(prefix).stat().st_size
     if not size:
         raise ConfigError(f"{prefix}.bin is empty", where=where)

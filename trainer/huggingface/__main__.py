@@ -19,11 +19,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _leave)
     quiet_libraries()
     device.hide_gpus()  # conversions compute on the CPU, and transformers asks for GPUs before they are compared
-    from trainer.huggingface.commands import (
-        COMMANDS,  # imports torch, which mistakes in the arguments do not need
-    )
-
     try:
+        # imports torch, which mistakes in the arguments do not need
+        from trainer.huggingface.commands import COMMANDS
+
         COMMANDS[arguments.command](arguments)
     except TrainerError as error:
         print(error, file=sys.stderr)

@@ -34,9 +34,8 @@ def list_source(job: CorpusJob) -> Listing:
     if source.manifest is not None:
         return read_file_list(Path(source.manifest), has_token=source.token_variable is not None)
     if source.huggingface is not None:
-        from hpcgen.data.sources.hub import (
-            list_repository,  # needs the hub's client, which only an extra installs
-        )
+        # needs the hub's client, which only an extra installs
+        from hpcgen.data.sources.hub import list_repository
 
         return list_repository(source.huggingface, source.token_variable)
     if source.url is not None:

@@ -104,7 +104,7 @@ def examine(
         now = CodeRecord.of(code) if code else None if thorough else CodeRecord.found(path, before)
         if now is not None:
             _examine_code(name, path, now, before, found)
-    of_directory = functools.cache(_recorded)  # many pairs share a directory and its record
+    of_directory = functools.cache(recorded)  # many pairs share a directory and its record
     for name in PAIRS:
         prefixes = [dataset.prefix for dataset in _value(config, name)]
         before = earlier.get("pairs", {}).get(name, [])
@@ -132,7 +132,7 @@ def identify_pair(prefix: str) -> dict[str, Any] | None:
     Raises:
         OSError: a file cannot be read.
     """
-    return _identify_pair(prefix, None, _recorded, reads=True)
+    return _identify_pair(prefix, None, recorded, reads=True)
 
 
 def pairs_key(config: TrainerConfig) -> str:
@@ -159,11 +159,6 @@ def identify(path: Path) -> Identity:
     # Different content may have the same size and time, but not the same inode and time of change.
     sha256 = _sha256(path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
     return {"size": status.st_size, "sha256": sha256, "modified_ns": status.st_mtime_ns}
-
-
-def recorded(path: Path) -> Identity | None:
-    """Identity of a file in hpcgen's record next to it; None if no record has it."""
-    return _recorded(path.parent).get(path.name)
 
 
 def _identify_unread(path: Path, known: Any) -> Identity:
@@ -306,7 +301,7 @@ def _sha256(path: Path, *status: int) -> str:
     return file_sha256(path)[0]
 
 
-def _recorded(directory: Path) -> dict[str, Identity]:
+def recorded(directory: Path) -> dict[str, Identity]:
     """Identities of the files in a directory by name, from hpcgen's records. A record may cover several pairs."""
     found = {}
     for path in directory.glob(f"*{RECORD_FILE}"):
