@@ -26,6 +26,11 @@ def ranges(mask: int) -> str:
     return text.ranges(cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1)
 
 
+def named(mask: int) -> str:
+    """The CPUs of a mask, for messages: "CPU 3", "CPUs 0-3"."""
+    return f"CPU{'' if mask.bit_count() == 1 else 's'} {ranges(mask)}"
+
+
 def words(mask: int, num_cpus: int) -> str:
     """A mask for `num_cpus` CPUs in the format of sysfs and NCCL, highest word first."""
     count = -(-num_cpus // WORD_BITS)

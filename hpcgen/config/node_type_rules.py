@@ -66,7 +66,7 @@ def _numa_nodes(node_type: NodeType) -> Iterator[Problem]:
         if not mask:
             yield Problem(f"numa_nodes[{index}].cpus", "contains no CPU", 'use "FIRST-LAST"')
         if shared := mask & taken:
-            reason = f"shares CPUs {cpus.ranges(shared)} with another NUMA node"
+            reason = f"shares {cpus.named(shared)} with another NUMA node"
             yield Problem(f"numa_nodes[{index}].cpus", reason)
         taken |= mask
 
@@ -136,10 +136,10 @@ def _masks(node_type: NodeType) -> Iterator[Problem]:
         if not mask:
             yield Problem(f"cpu_masks[{index}]", "contains no CPU")
         if shared := mask & taken:
-            yield Problem(f"cpu_masks[{index}]", f"shares CPUs {cpus.ranges(shared)} with another rank")
+            yield Problem(f"cpu_masks[{index}]", f"shares {cpus.named(shared)} with another rank")
         taken |= mask
         if outside := mask & ~_cpus_near_gpu(node_type, index):
-            reason = f"contains CPUs {cpus.ranges(outside)} outside the NUMA node of GPU {index}"
+            reason = f"contains {cpus.named(outside)} outside the NUMA node of GPU {index}"
             yield Problem(f"cpu_masks[{index}]", reason)
 
 

@@ -55,7 +55,7 @@ def refused_value(option: str, value: str) -> tuple[str, str] | None:
 def other_reading(time: str) -> tuple[str, str] | None:
     """The meaning of MINUTES:SECONDS if hours were probably meant, such as "24:00", and how to write both.
 
-    Minutes that are a multiple of 12 and not of 5 are usual for hours and unusual for minutes.
+    A multiple of 12 that is not a multiple of 5 is a likely number of hours and an unlikely number of minutes.
     """
     found = re.fullmatch(r"(\d{1,4}):00", time, re.ASCII)
     minutes = int(found[1]) if found else 0

@@ -90,8 +90,8 @@ def staged_bytes(trainer: TrainerConfig) -> int:
 def slow_step_s(trainer: TrainerConfig) -> float:
     """Seconds of a slow step: the FLOPs of a global batch at ASSUMED_MFU of the devices' peak.
 
-    A bound for what must not be too short, such as the lead of the signal, and for devices of any kind. How long steps
-    are likely to take is predicted by `hpcgen.planning.step_time`; a prediction above this bound results in a warning.
+    An upper bound for devices of any kind, for times that must not be too short, such as the lead of the signal.
+    `hpcgen.planning.step_time` predicts the likely time; a prediction above this bound results in a warning.
     """
     mfu = ASSUMED_FP8_MFU if trainer.training.fp8 else ASSUMED_MFU
     unknown = ASSUMED_GPU_TFLOPS if trainer.device == "cuda" else ASSUMED_CPU_TFLOPS

@@ -90,7 +90,8 @@ class ChatTemplate:
         return _without_marks(self._render(chat, chat.messages, False))
 
     def ends_of_turn(self, chat: Chat | None = None) -> tuple[str, ...]:
-        """The tokens that end an answer to `chat`: a text, and with tools or variables a call. Default: any short chat.
+        """The tokens that end an answer to `chat`, which is a text or, with tools or variables, a call. Default: any
+        short chat.
 
         Empty if the template writes no token after them, or refuses short chats.
         """

@@ -84,7 +84,7 @@ class Problem:
 
     @property
     def sentence(self) -> str:
-        """The message without what to do: place, what with its value, and why."""
+        """The message without advice: the place, the value and the reason."""
         sentence = f"{self.subject or self.path} {self.reason}".strip()
         return f"{self.where}: {sentence}" if self.where else sentence
 

@@ -48,7 +48,7 @@ def short_for(name: str, known: Collection[str]) -> list[str]:
     """The names of `known` with words that `name` leaves out, abbreviates or writes in full.
 
     For example moe_z_loss_coeff for moe_z_loss, num_attention_heads for num_heads, and moe_layer_freq for
-    moe_layer_frequency. A single word is no short form, because many names have it.
+    moe_layer_frequency. A single word is not a short form, because many names contain it.
     """
     return [each for each in sorted(known) if _is_short(_words(name), _words(each))]
 

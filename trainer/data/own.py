@@ -179,10 +179,10 @@ class StreamReader:
                 ) from error
 
     def state(self) -> dict[str, Any]:
-        """The state before the next sample, in plain values as JSON has them.
+        """The state before the next sample, in plain values as in JSON.
 
         Raises:
-            SampleError: the state has other values, which would be different ones when they are loaded.
+            SampleError: the state has other values, which would change when they are loaded.
         """
         try:
             state = self._samples.state_dict()

@@ -68,7 +68,7 @@ class Tokenizer:
         """Check that the model has a row for each ID.
 
         Raises:
-            TrainerError: it has not.
+            TrainerError: a row is missing.
         """
         if self.size > vocab_size:
             raise TrainerError(

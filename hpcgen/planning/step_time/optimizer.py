@@ -1,4 +1,4 @@
-"""Time of the update of the weights, from the gradients that are reduced to the weights that are not gathered yet."""
+"""Time to update the weights, after the gradients are reduced and before the weights are gathered."""
 
 from __future__ import annotations
 

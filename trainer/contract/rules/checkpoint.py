@@ -8,6 +8,7 @@ from trainer.contract.config import EarlyStopping
 from trainer.contract.problem import Problem, Setting
 from trainer.contract.rules.data import split_weights
 from trainer.contract.rules.facts import Facts, Rule, multiples, unread
+from trainer.contract.wording import one_of
 
 
 def kept_checkpoints_are_written(facts: Facts) -> Iterator[Problem]:
@@ -99,13 +100,11 @@ def evaluations_can_end_the_run(facts: Facts) -> Iterator[Problem]:
     monitor = (watch or EarlyStopping()).monitor
     split, _, column = monitor.rpartition("/")
     if split not in splits or not column:
-        known = (
-            ", ".join(f"{split}/loss" for split in splits) or "name pairs in data.valid or data.validation"
-        )
+        known = [f"{split}/loss" for split in splits]
         yield Problem(
             path=path,
             reason=f"watches {monitor}, which no evaluation has",
-            hint=f"use one of {known}" if splits else known,
+            hint=f"use {one_of(known)}" if known else "name pairs in data.valid or data.validation",
             about=("data.valid", "data.validation"),
         )
 

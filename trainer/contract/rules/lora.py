@@ -108,7 +108,7 @@ def adapters_need_plain_kernels(facts: Facts) -> Iterator[Problem]:
     """No FP8, CUDA graphs or overlap in Transformer Engine (hpcgen's rule: losses have not been compared)."""
     if facts.lora.rank is None:
         return
-    reason = f"has not been tested with {RANK}"
+    reason = f"is not tested with {RANK}"
     if facts.training.fp8 is not None:
         yield Problem("training.fp8", reason, candidates=[None], about=(RANK,))
     if facts.training.cuda_graph_impl != "none":
