@@ -337,7 +337,7 @@ def _start(trainer: TrainerConfig) -> tuple[int, int]:
 def _power_guesses(machine: Machine) -> Iterator[str]:
     if not machine.watts.is_measured:
         yield str(machine.watts)
-    yield f"{NODE_WATTS:,.0f} W of a node with eight GPUs besides its GPUs ({NODE_WATTS_SOURCE})"
+    yield f"a node with eight GPUs uses {NODE_WATTS:,.0f} W besides its GPUs ({NODE_WATTS_SOURCE})"
 
 
 def _restart_warnings(plan: Plan, rest: _Rest, longest: RunTime) -> Iterator[Problem]:

@@ -164,7 +164,7 @@ class Links:
         if used and not _added_shares(self.machine.measurements):
             constants.append(ADDED_SHARE)
         elif crosses_network:
-            meaning = "transfers between nodes slow products as those inside do"
+            meaning = "transfers between nodes slow down products as much as those inside do"
             constants.append(Constant(1.0, meaning, "measured inside a node"))
         return [constant for constant in constants if not constant.is_measured]
 

@@ -142,7 +142,7 @@ def test_guesses() -> None:
     assert [str(guess) for guess in MEASURED.guesses(groups(**{TP: 8}))] == [
         "collectives of 8 GPUs inside a domain as efficient as those of 2 "
         "(measured with 2 GPUs; hpcgen tune measures it)",
-        "transfers between nodes slow products as those inside do (measured inside a node)",
+        "transfers between nodes slow down products as much as those inside do (measured inside a node)",
     ]
 
 
