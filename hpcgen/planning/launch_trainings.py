@@ -73,8 +73,7 @@ def _model(setup: Setup, layers: int, *, has_experts: bool) -> ModelConfig:
         fields = dataclasses.fields(model)
         dense: dict[str, Any] = {field.name: field.default for field in fields if "moe_" in field.name}
         return dataclasses.replace(small, **dense)
-    assert model.num_moe_experts
-    experts = max(FEWEST_EXPERTS, model.num_moe_experts // setup.layout.expert_model_parallel_size)
+    experts = max(FEWEST_EXPERTS, setup.local_experts)
     return dataclasses.replace(
         small,
         num_moe_experts=experts,

@@ -152,9 +152,16 @@ class Setup:
 
     @property
     def groups_experts(self) -> bool:
-        """True if the products of all experts of a device are computed together (trainer/model/kernels.py)."""
+        """True if the products of all experts of a device are computed together (trainer/model/kernels.py). torch's
+        kernels compute them one after another."""
         chosen = self.parallelism.moe_grouped_gemm
-        return not self.model.add_bias_linear if chosen is None else chosen
+        return self.uses_engine and (not self.model.add_bias_linear if chosen is None else chosen)
+
+    @property
+    def local_experts(self) -> int:
+        """Number of routed experts on a device. The model must have some."""
+        assert self.model.num_moe_experts
+        return self.model.num_moe_experts // self.layout.expert_model_parallel_size
 
     @property
     def received_copies(self) -> float:

@@ -9,6 +9,7 @@ from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time.machine import Constant, Machine
 from hpcgen.planning.step_time.measurements import Row
 from hpcgen.planning.step_time.work import Passes, Seconds
+from trainer.contract.model.adapters import targets
 from trainer.contract.model.experts import moe_layer_pattern
 from trainer.contract.model.model_size import last_layer_has_experts
 
@@ -25,6 +26,16 @@ AFTER_ROUTING = Constant(
     "the GPU waits 0.3 ms for the host in each layer with experts",
     "guessed: the host reads the numbers of tokens (moe/token_dispatcher.py, _maybe_dtoh_and_synchronize)",
 )
+KERNEL_S = 0.09e-3
+"""Time to launch a kernel: 75 kernels of a dense layer with tensor parallelism in 6.7 ms (docs/performance.md, "Several
+GPUs")."""
+ADAPTER_S = 18 * KERNEL_S
+"""Time to launch the adapter of a linear layer: 14 to 24 kernels in both passes, without those of views."""
+SEPARATE_EXPERT_S = 8 * KERNEL_S
+"""Time to launch an expert whose products are not grouped: six products, and its activation function in both passes."""
+EXPERT_ADAPTER_S = 4e-3
+"""Time to launch the adapter of a linear layer of one expert. A step of Mixtral's width with adapters of experts took
+815 ms on two H200s (docs/performance.md, "LoRA, frozen weights and averages"). With ADAPTER_S, it would be 520 ms."""
 GENERAL = (
     {"layer": "dense", "tensor_parallel": False, "graphs": False, "precision": "bf16", "us": 4500.0},
     {"layer": "dense", "tensor_parallel": True, "graphs": False, "precision": "bf16", "us": 6700.0},
@@ -51,10 +62,14 @@ def host_time(setup: Setup, machine: Machine, *, has_experts: bool) -> Constant:
     it is not a property of the GPU."""
     launches, layers = _launches(setup, has_experts=has_experts), layers_of(setup, has_experts=has_experts)
     table = machine.measurements.host if machine.measurements else ()
+    plain = ", ".join(_parts(setup, has_experts=has_experts))
+    # later rows replace others
     rows = sorted(
-        (*GENERAL, *table), key=lambda row: row.get("layers") == layers
-    )  # later rows replace others
+        (*GENERAL, *table), key=lambda row: (row.get("layers") == layers, row.get("layers") == plain)
+    )
     seconds = _seconds(rows, launches)
+    if not _is_measured(launches, layers, machine):
+        seconds += _additional_time(setup, has_experts=has_experts)
     what = "a layer with experts" if has_experts else "a dense layer"
     meaning = f"the host launches {what} for one microbatch in {seconds * 1e3:.1f} ms"
     if _is_measured(launches, layers, machine):
@@ -65,12 +80,17 @@ def host_time(setup: Setup, machine: Machine, *, has_experts: bool) -> Constant:
         source = "measured on one machine with H100s; hosts differ by a factor of two"
         if has_experts:
             source += ", and more experts per GPU than the 8 measured, or latent attention, take longer"
+    adapted = _adapted_linears(setup, has_experts=has_experts)
+    if adapted.experts:
+        source += "; with adapters of experts guessed from a single step on two H200s"
+    elif adapted.layers:
+        source += "; with adapters guessed from the number of their kernels"
     return Constant(seconds, meaning, source, by_tune=True)
 
 
 def host_is_measured(setup: Setup, machine: Machine) -> bool:
     """True if the launches of all kinds of layers of a run were measured on the cluster."""
-    return all(
+    return bool(_of_cluster(machine)) and all(
         _is_measured(_launches(setup, has_experts=kind), layers_of(setup, has_experts=kind), machine)
         for kind in set(moe_layer_pattern(setup.model))
     )
@@ -95,8 +115,22 @@ def host_rows(setup: Setup, machine: Machine) -> list[tuple[dict[str, Any], bool
     return found
 
 
+class Adapted(NamedTuple):
+    """Mean number of linear layers with adapters in a layer."""
+
+    layers: float
+    """Outside of routed experts."""
+    experts: float
+    """In each routed expert."""
+
+
 def layers_of(setup: Setup, *, has_experts: bool) -> str:
     """The parts of a layer on which its launches depend, in words."""
+    return ", ".join((*_parts(setup, has_experts=has_experts), *_additions(setup, has_experts=has_experts)))
+
+
+def _parts(setup: Setup, *, has_experts: bool) -> list[str]:
+    """The parts of a layer of the model."""
     model = setup.model
     parts = {
         model.normalization: True,
@@ -109,10 +143,40 @@ def layers_of(setup: Setup, *, has_experts: bool) -> str:
         "dropout": model.hidden_dropout > 0,
     }
     if has_experts:
-        assert model.num_moe_experts
-        parts[f"{model.num_moe_experts // setup.layout.expert_model_parallel_size} experts"] = True
+        parts[f"{setup.local_experts} experts"] = True
         parts["shared experts"] = model.moe_shared_expert_intermediate_size is not None
-    return ", ".join(name for name, is_there in parts.items() if is_there)
+    return [name for name, is_there in parts.items() if is_there]
+
+
+def _additions(setup: Setup, *, has_experts: bool) -> list[str]:
+    """Parts that no general row has."""
+    adapted = _adapted_linears(setup, has_experts=has_experts)
+    parts = {
+        "separate products": has_experts and not setup.groups_experts,
+        f"{adapted.layers:.3g} adapters": adapted.layers > 0,
+        f"{adapted.experts:.3g} adapters of each expert": adapted.experts > 0,
+    }
+    return [name for name, is_there in parts.items() if is_there]
+
+
+def _additional_time(setup: Setup, *, has_experts: bool) -> float:
+    """Seconds per layer and microbatch to launch adapters, and experts that are computed one after another."""
+    adapted = _adapted_linears(setup, has_experts=has_experts)
+    of_expert = EXPERT_ADAPTER_S * adapted.experts + (0 if setup.groups_experts else SEPARATE_EXPERT_S)
+    return ADAPTER_S * adapted.layers + of_expert * (setup.local_experts if has_experts else 0)
+
+
+def _adapted_linears(setup: Setup, *, has_experts: bool) -> Adapted:
+    if setup.lora.rank is None:
+        return Adapted(0.0, 0.0)
+    pattern = moe_layer_pattern(setup.model)
+    kinds = [
+        bool(linear.num_experts)
+        for linear in targets(setup.lora, setup.model)
+        if pattern[linear.layer] is has_experts
+    ]
+    number = pattern.count(has_experts)
+    return Adapted(kinds.count(False) / number, kinds.count(True) / number)
 
 
 def _of_cluster(machine: Machine) -> tuple[Row, ...]:

@@ -77,14 +77,9 @@ def _permutation(device: Device) -> Passes:
     size = 2 * (device.sharded_tokens + copies) * hidden
     parts = device.moving("permute", size, size, hidden, experts)
     parts += device.moving("unpermute", size, size, hidden, experts)
-    if device.groups.expert.size > 1 and _num_local_experts(device) > 1:
+    if device.groups.expert.size > 1 and device.setup.local_experts > 1:
         parts += device.memory_bound("copy", 2 * _copies(device), hidden)
     return parts
-
-
-def _num_local_experts(device: Device) -> int:
-    assert device.setup.model.num_moe_experts
-    return device.setup.model.num_moe_experts // device.setup.layout.expert_model_parallel_size
 
 
 def _experts(device: Device) -> Passes:
@@ -92,8 +87,8 @@ def _experts(device: Device) -> Passes:
     setup, model = device.setup, device.setup.model
     assert model.moe_ffn_hidden_size
     width = model.moe_ffn_hidden_size / setup.layout.expert_tensor_parallel_size
-    number, copies = _num_local_experts(device), _copies(device)
-    together = number if setup.groups_experts and setup.uses_engine else 1
+    number, copies = device.setup.local_experts, _copies(device)
+    together = number if setup.groups_experts else 1
     total = Passes()
     for outputs, inputs in (
         (width * (2 if model.swiglu else 1), model.hidden_size),

@@ -91,7 +91,8 @@ class KnownParts:
         return with_waits(output_time(device), host)
 
     def _launches(self, device: Device, has_experts: bool) -> Constant:
-        key = "host", has_experts, device.setup.layout.tensor_model_parallel_size > 1
+        has_tensor_ranks = device.setup.layout.tensor_model_parallel_size > 1
+        key = "host", has_experts, has_tensor_ranks, _experts_key(device)
         return self._once(key, lambda: host_time(device.setup, self._machine, has_experts=has_experts))
 
     def _once(self, key: Hashable, compute: Callable[[], T]) -> T:

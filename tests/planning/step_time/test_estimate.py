@@ -14,12 +14,14 @@ from hpcgen.planning.setup import Setup
 from hpcgen.planning.step_time import Machine, StepTime, estimate_step_time, schedule, transfers
 from hpcgen.planning.step_time import estimate as estimate_module
 from hpcgen.planning.step_time.estimate import Estimator
-from hpcgen.planning.step_time.host import host_time
+from hpcgen.planning.step_time.host import host_rows, host_time, layers_of
 from hpcgen.planning.step_time.kernels import Attention, Kernels, Product
+from hpcgen.planning.step_time.machine import Constant
+from hpcgen.planning.step_time.measurements import Measurements
 from tests.planning.test_memory import GPT, MIXTRAL_3_LAYERS
 from tests.planning.test_model_size import llama3_8b
 from trainer.contract.attention.visibility import visible_pairs
-from trainer.contract.config import ModelConfig, ParallelismConfig, TrainingConfig
+from trainer.contract.config import LoraConfig, ModelConfig, ParallelismConfig, TrainingConfig
 from trainer.contract.config.resolve import resolve_model
 from trainer.contract.model.flops import flops
 from trainer.contract.model.layout import Layout
@@ -35,6 +37,7 @@ AXES = {
 H200 = dataclasses.replace(Machine.of(load_node_type("h200-sxm"), nvlink_devices=8), measurements=None)
 LLAMA = llama3_8b(8, 8192)
 MIXTRAL_8 = dataclasses.replace(MIXTRAL_3_LAYERS, num_layers=8, moe_layer_freq=(1,) * 8)
+MIXTRAL_4 = dataclasses.replace(MIXTRAL_3_LAYERS, num_layers=4, moe_layer_freq=(1,) * 4)
 LATENT = resolve_model(
     ModelConfig(
         num_layers=4,
@@ -161,6 +164,67 @@ def test_steps_of_one_gpu(
 ) -> None:
     """Steps of the trainer on an H200 (docs/performance.md), from general constants alone."""
     assert step(model, **run).total * 1e3 == pytest.approx(measured_ms, rel=tolerance)
+
+
+EXPERTS_ALONE = {"ranks": 2, "ep": 2, "num_microbatches": 4, "moe_grouped_gemm": False}
+ADAPTERS = LoraConfig(rank=16)
+OF_ATTENTION = LoraConfig(rank=16, target_modules=("linear_qkv", "linear_proj"))
+
+
+@pytest.mark.parametrize(
+    ("model", "run", "lora", "measured_ms", "tolerance"),
+    [
+        (LLAMA, {"num_microbatches": 4}, LoraConfig(), 895.2, 0.05),
+        (LLAMA, {"num_microbatches": 4}, ADAPTERS, 692.6, 0.05),
+        (MIXTRAL_4, EXPERTS_ALONE, ADAPTERS, 815.3, 0.15),
+    ],
+    ids=["all weights", "adapters", "adapters of experts"],
+)
+def test_steps_of_fine_tuning(
+    model: ModelConfig, run: dict[str, Any], lora: LoraConfig, measured_ms: float, tolerance: float
+) -> None:
+    """Steps of the trainer on H200s (docs/performance.md)."""
+    found = estimate_step_time(dataclasses.replace(setup(model, **run), lora=lora), H200)
+    assert found.total * 1e3 == pytest.approx(measured_ms, rel=tolerance)
+
+
+def test_adapters_of_experts_take_longer_than_all_weights_in_grouped_products() -> None:
+    """The host launches the kernels of each expert. Adapters of the attention alone leave the products grouped."""
+    of_all, alone, grouped, of_attention = (
+        estimate_step_time(
+            dataclasses.replace(
+                setup(MIXTRAL_4, **{**EXPERTS_ALONE, "moe_grouped_gemm": is_grouped}), lora=lora
+            ),
+            H200,
+        )
+        for is_grouped, lora in (
+            *((False, ADAPTERS), (False, LoraConfig())),
+            *((True, LoraConfig()), (True, OF_ATTENTION)),
+        )
+    )
+    assert of_attention.total < grouped.total < alone.total < of_all.total
+    assert of_all.host > of_all.compute
+    assert any("adapters of experts guessed" in guess for guess in of_all.guesses)
+    assert not any("adapters" in guess for guess in grouped.guesses)
+
+
+def test_a_cluster_measures_layers_with_adapters() -> None:
+    """Its times of layers without adapters are those to which adapters are added."""
+    found = dataclasses.replace(setup(MIXTRAL_4, **EXPERTS_ALONE), lora=ADAPTERS)
+    [(row, _)] = host_rows(found, H200)
+    plain = row | {"layers": layers_of(setup(MIXTRAL_4, ranks=2, ep=2), has_experts=True)}
+    other = row | {"layers": "other layers", "us": 90_000.0}
+    added = host_time(found, H200, has_experts=True).value - 12e-3
+
+    def measured(*rows: dict[str, Any]) -> Constant:
+        table = Measurements("H200", host=(*rows, other))
+        return host_time(
+            found, dataclasses.replace(H200, measurements=table, cluster=table), has_experts=True
+        )
+
+    of_plain, of_these = measured(plain | {"us": 6_000.0}), measured(row | {"us": 40_000.0})
+    assert (of_plain.value, of_plain.is_measured) == (pytest.approx(6e-3 + added), False)
+    assert (of_these.value, of_these.is_measured) == (40e-3, True)
 
 
 def test_frozen_weights_shorten_the_step() -> None:
