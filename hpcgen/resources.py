@@ -10,7 +10,7 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 RELEASES = _PACKAGE / "releases"
-"""What releases of hpcgen shipped: a folder for each, in which are its folders of YAML files."""
+"""Files that releases of hpcgen shipped: a folder for each, with its folders of YAML files."""
 _release: ContextVar[str | None] = ContextVar("_release", default=None)
 
 SHIPPED_FOLDERS = ("templates", "topologies", "enroot")

@@ -20,7 +20,7 @@ _STATES = {
     "reserved": {"RESERVED"},
     "down": {"DOWN", "FAIL", "FAILING", "FUTURE", "INVAL", "INVALID_REG", "NOT_RESPONDING", "UNKNOWN"},
 }
-"""What is wrong with a node on which no job starts -> its states."""
+"""Problem of a node on which no job starts -> its states."""
 _SWITCHED = {"POWER", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "POWER_DOWN", "POWER_UP"}
 """States of nodes that the cloud switches on for a job. They do not respond until they have started."""
 UNLIMITED = frozenset(("UNLIMITED", "NONE", "INFINITE", ""))

@@ -22,7 +22,7 @@ from trainer.contract.files.index_header import SUFFIXES
 from trainer.contract.record import record
 
 Exists = Callable[[str], bool]
-"""Whether a path exists on the login node."""
+"""Returns True if a path exists on the login node."""
 _SCRIPT = re.compile(r"(?!-)[^\s{}]+\.(py|sh)")
 
 

@@ -27,7 +27,7 @@ DOCUMENT_TOKENS = 1_000
 JSONL_TOKEN_BYTES = 4.3
 """JSON Lines per token: 2.7 TB for the 627e9 tokens of SlimPajama."""
 COMPRESSED_TOKEN_BYTES = 1.43
-"""The same in .zst files: SlimPajama has 895 GB (huggingface.co/datasets/cerebras/SlimPajama-627B)."""
+"""JSON Lines in .zst files per token: SlimPajama has 895 GB (huggingface.co/datasets/cerebras/SlimPajama-627B)."""
 
 
 @record

@@ -43,7 +43,7 @@ YEAR_S = 365 * 86400
 MUCH_OVERHEAD = 1 / 3
 """Part of a job for its start and its stop with which a warning begins."""
 GOOD_OVERHEAD = 0.05
-"""The same for the time limit that the warning advises."""
+"""Part of a job for its start and its stop with the time limit that the warning advises."""
 DENSE_RANGE = (0.94, 1.2)
 """Lowest and highest time of a step relative to the predicted one, for GPUs whose kernels were measured.
 
@@ -51,15 +51,15 @@ All 34 configurations of NVIDIA's recipes and 19 dense runs of hpcgen's trainer 
 Both were compared after the prediction was frozen (docs/planning.md).
 Software alone changes as much: between two releases of NeMo, a 175B model in the same layout became 10% faster."""
 UNMEASURED_RANGE = (0.85, 1.3)
-"""The same for GPUs whose kernels were not measured. A100s of 2022 took 0.88 to 0.97 of their predicted times."""
+"""`DENSE_RANGE` for GPUs whose kernels were not measured. A100s of 2022 took 0.88 to 0.97 of their predicted times."""
 EXPERTS_RANGE = (0.9, 1.7)
-"""The same for models with experts, whose loads and all-to-alls between nodes are not known well. Two releases of
+"""`DENSE_RANGE` for models with experts, whose loads and all-to-alls between nodes are not known well. Two releases of
 Megatron-Bridge took 29 and 51 s for a step of the same run."""
 HOSTS = (0.5, 1.3)
 """Launch times of the fastest and the slowest host that is likely, relative to the measured one. Published runs had
 hosts twice as fast, and a second machine of hpcgen's authors one that was 24% slower."""
 MEASURED_HOSTS = (0.8, 1.4)
-"""The same if the launch times were measured on the cluster. On two virtual machines with H100s, two runs that waited
+"""`HOSTS` if the launch times were measured on the cluster. On two virtual machines with H100s, two runs that waited
 for the host needed 0.84 to 1.4 times the launch times that were measured some minutes earlier."""
 MOST_LOST = 0.9
 """Part of the time that failures and saves may take in a prediction."""

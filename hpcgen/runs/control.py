@@ -239,7 +239,7 @@ def _call(program: str, *arguments: str) -> None:
 
 
 Step = Literal["asked", "taken", "ended", "canceled", "lost"]
-"""What has become of a request to stop. asked: the job's script has not taken it yet. canceled: the job was in the
+"""Fate of a request to stop. asked: the job's script has not taken it yet. canceled: the job was in the
 queue again, as one of hpcgen 0.2.0, which knows no `hold`. lost: it ended without an event, because it was killed."""
 
 

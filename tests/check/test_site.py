@@ -150,7 +150,7 @@ def test_a_good_site(site: Path) -> None:
 
 @pytest.mark.usefixtures("few_stages")
 def test_a_function_without_its_comment_would_never_be_stale(site: Path) -> None:
-    """One that is typed by hand. A hook whose shipped version does nothing needs no comment."""
+    """A function that is typed by hand. A hook whose shipped version does nothing needs no comment."""
     launch = GOOD["slurm/train.sbatch.j2"].rpartition("#}\n")[2]
     hooks = 'prepare_node() { say "$node"; }\nsite_prologue() { say hello; }\n'
     text = f"{TRAIN}{{% block site %}}\n{hooks}{launch}".replace("train", "tensorboard")
@@ -262,7 +262,7 @@ def test_many_lost_variables_are_one_finding(site: Path, cluster: str) -> None:
 
 
 def test_a_template_that_extends_none_is_one_finding(site: Path) -> None:
-    """What its scripts lack follows from this, and is not reported."""
+    """Everything that its scripts lack follows from this, and is not reported."""
     own = "#!/bin/bash\n#SBATCH --nodes=1\n{% block site %}\nlaunch() { sleep 60; }\n{% endblock %}\n"
     finding = only(checked(site, "local", {"slurm/tensorboard.sbatch.j2": own}))
     assert (finding.finding.rule, finding.where) == ("no-extends", f"{site}/slurm/tensorboard.sbatch.j2:1")

@@ -1,4 +1,4 @@
-"""How much a command does before and beside its work. It is counted, because times differ between machines."""
+"""Work of a command before and next to its purpose. It is counted, because times differ between machines."""
 
 from __future__ import annotations
 

@@ -448,7 +448,7 @@ def test_a_faulty_input_publishes_nothing(tmp_path, content, settings, message):
 
 
 def test_each_of_two_hundred_flipped_bits_is_noticed_by_the_hash(tmp_path):
-    """Those that change no byte of the content as well, since the manifest knows the file's hash."""
+    """Bits that change no byte of the content as well, since the manifest knows the file's hash."""
     job = job_of(tmp_path, {"a.jsonl.zst": json_lines([f"{number}" * 9 for number in range(300)])})
     unit, path = one_unit(job, "prepare"), tmp_path / "source/a.jsonl.zst"
     whole = path.read_bytes()

@@ -226,7 +226,7 @@ def test_records_that_do_not_cover_the_vocabulary_are_proven_by_encoding_again(t
 @pytest.mark.process
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="needs megatron-core")
 def test_megatron_core_reads_the_same(tmp_path, monkeypatch, stand_in):
-    """One process of it for all: two right pairs, an empty one, and two that it reads otherwise or not at all."""
+    """One process reads all pairs: two right ones, an empty one, and two that it reads otherwise or not at all."""
     monkeypatch.setattr(sys, "executable", stand_in)
     right, parts, empty, torn, odd = (tmp_path / name for name in ("right", "parts", "empty", "torn", "odd"))
     write_sequences(parts, [[[1, 2], [3, 4, 5]], [], [[70000]]], vocab_size=70001)

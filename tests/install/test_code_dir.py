@@ -314,7 +314,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_an_existing_directory_is_kept_and_verified(tmp_path: Path, tree: Path) -> None:
-    """What a planted cache contains would run in place of the source, so caches are removed."""
+    """A planted cache would run in place of the source, so caches are removed."""
     copy = tmp_path / "copy"
     subprocess.run(("cp", "-a", tree, copy), check=True)
     first = code_dir.publish(tree, tmp_path, "3.12")

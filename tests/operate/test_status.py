@@ -176,7 +176,7 @@ def test_a_run_that_starts_or_ends_has_no_expected_end(training_run: Path) -> No
     """The pace is that of the attempt before, or of steps that do not follow."""
 
     def ends(job: QueuedJob, now: float = NOW) -> tuple[bool, bool]:
-        """Whether an expected end and a time limit are told."""
+        """Returns whether the status has an expected end and a time limit."""
         training = status(training_run, answer(job), now=now).training
         assert training is not None
         return training.ends is not None, training.time_limit is not None

@@ -413,7 +413,7 @@ def test_the_file_of_ce_is_toml_with_all_settings():
     ids=["the fabric's", "another variant", "the site's own file"],
 )
 def test_ce_enables_the_networks_plugin_unless_the_sites_file_does(tmp_path, own, expected):
-    """Of nodes with Slingshot."""
+    """The plugin of nodes with Slingshot."""
     found = load(tmp_path, {"runtime": "ce", **own})
     fabric = load_fabric("slingshot")
     made = make_container(found.config, found.cluster, writes=(), reads=(), environment=(), fabric=fabric)

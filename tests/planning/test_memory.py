@@ -223,7 +223,7 @@ def test_fp8_keeps_its_weights_and_their_transposes():
 
 
 def test_fp8_products_keep_their_inputs_in_fp8():
-    """Those of three products of a dense layer. The attention keeps the input of the fourth in bf16."""
+    """Three products of a dense layer do. The attention keeps the input of the fourth in bf16."""
     half, fp8 = estimate(GPT), estimate(GPT, fp8="hybrid")
     tokens_by_layers = 2048 * GPT.num_layers
     assert half.activation_bytes - fp8.activation_bytes == tokens_by_layers * (2 + 4) * GPT.hidden_size

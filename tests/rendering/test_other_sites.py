@@ -32,7 +32,7 @@ def site_run(case: str) -> Run:
 
 
 def on_azure(run: Run) -> Run:
-    """The same run on NDv5, with the same kind of container."""
+    """A run on NDv5 with the same kind of container."""
     container = run.cluster.container
     image = [f"container.image={container.image}"] if container.image else []
     given = ["cluster=azure-ndv5", f"container.runtime={container.runtime}", *image]

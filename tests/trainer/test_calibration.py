@@ -80,7 +80,7 @@ def test_trainings_of_the_shipped_rows_obey_the_rules() -> None:
 
 
 def test_time_of_a_layer_is_the_difference_of_two_trainings() -> None:
-    """Of 4 and 12 layers, in 8 microbatches."""
+    """The trainings have 4 and 12 layers, and 8 microbatches."""
     trainings = launches.jobs(1)[0].trainings
     found = launch_times([0.4, 1.04], trainings)
     assert found == pytest.approx({"us": 10_000, "outside_us": 10_000})

@@ -151,7 +151,7 @@ def test_entries_of_other_names_stay_as_they_are_in_the_list() -> None:
 
 
 def test_a_pair_is_read_again_whatever_is_named(tmp_path: Path) -> None:
-    """What was read of it depends on whether its content has changed."""
+    """The samples read of it count only if its content has not changed."""
     for suffix in ("idx", "bin"):
         (tmp_path / f"own.{suffix}").write_bytes(b"12345678")
     config = configured(("data.datasets",), data__datasets=[{"prefix": str(tmp_path / "own")}])

@@ -122,7 +122,7 @@ class _Tree:
         self.best: dict[Hashable, RankedLayout] = {}
         """The best layout with each combination of sizes."""
         self._is_enough: defaultdict[Hashable, dict[int, bool]] = defaultdict(dict)
-        """Whether a number of stages can hold the weights, by what else the weights depend on."""
+        """True if a number of stages can hold the weights, by everything else that the weights depend on."""
         self.num_valid = 0
         self.num_fitting = 0
 

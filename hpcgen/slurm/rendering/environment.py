@@ -50,7 +50,7 @@ class _Compiled(jinja2.BytecodeCache):
 
 _COMPILED = _Compiled()
 _FOUND: dict[tuple[Callable[[jinja2.nodes.Template], object], str, str], Any] = {}
-"""What functions have found in the trees of templates, by function, file and text."""
+"""Results of functions on the trees of templates, by function, file and text."""
 
 
 class ShellEnvironment(jinja2.Environment):

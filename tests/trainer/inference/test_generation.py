@@ -264,7 +264,7 @@ def test_logits_of_a_notebook_are_those_of_transformers() -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "llama with yarn", "mistral", "qwen3", "deepseek"])
 def test_attention_maps_of_the_guide_are_those_of_transformers(name: str) -> None:
-    """Those of the program in docs/generation.md, also after text was generated."""
+    """The program is that of docs/generation.md. The maps are the same after text was generated."""
     model, reference = family(name)
     guide = (ROOT / "docs/generation.md").read_text(encoding="utf-8")
     [program] = re.findall(r"```python\n(import torch\n.*?)\nmaps = ", guide, re.DOTALL)
