@@ -59,8 +59,9 @@ RENAMED = {
 PLUGIN_PREFIXES = (
     "NCCL_OFI_", "NCCL_FASTRAK_", "NCCL_GPUDIRECT", "NCCL_IBEXT_", "NCCL_SHARP_", "NCCL_UCX_", "NCCL_TESTS",
     "NCCL_TEST_", "NCCL_NETDEVS_", "NCCL_TUNER_", "NCCL_PROFILER_", "NCCL_RDMA_", "NCCL_INSPECTOR_",
+    "NCCL_SHIMNET_", "NCCL_USE_SNAP",
 )  # fmt: skip
-"""Prefixes of variables of plugins and of nccl-tests, which are not checked."""
+"""Prefixes of variables of plugins and of nccl-tests, which are not checked. The last two are of GPUDirect-TCPXO."""
 
 OPEN_PREFIXES = ("CUDA_", "FI_", "NVTE_", "OFI_NCCL_", "OMP_", "PYTORCH_", "SHARP_", "TORCH_FR_", "UCX_")
 """Prefixes of variables of which only the usual ones are known: other names may be correct, misspelled ones are not."""

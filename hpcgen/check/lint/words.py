@@ -22,7 +22,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 PLACEHOLDER = re.compile(
     r"your|xxx|<|\.\.\.|change[_-]?(me|this|it)|replace|example|dummy|none|null|todo|fixme|insert|enter[_-]|fill[_-]?in"
-    r"|put[_-]|[_-]here|placeholder|disabled|offline|__\w+__|\{\{|\{%",
+    r"|put[_-]|[_-]here|placeholder|disabled|offline|__\w+__|\{\{|\{%|(?P<same>\w)(?P=same){11}",
     re.IGNORECASE,
 )
 """Text that users of a template replace."""

@@ -12,7 +12,7 @@ from hpcgen.check.lint.script import Assignment, switched
 from hpcgen.check.lint.words import PLACEHOLDER
 from hpcgen.config import known_variables as variables
 from hpcgen.config.variable_values import value_mistake
-from hpcgen.redaction import SECRET, SECRET_VALUE
+from hpcgen.redaction import SECRET_VALUE
 from hpcgen.text import counted
 
 
@@ -415,20 +415,28 @@ def secret_argument(job: Job) -> Iterator[Hit]:
 def trace_with_secrets(job: Job) -> Iterator[Hit]:
     """set -x writes every command with expanded values, so tokens that the script uses appear in the log.
 
-    In the text of `bash -c`, it applies to that shell only.
+    In the text of `bash -c`, it applies to that shell only. Not reported: a variable whose only value is a placeholder.
     """
     switches = sorted(_trace_switches(job))
     touched = {(item.line, item.name) for item in job.script.assignments}
     touched |= {(item.line, item.name) for item in job.script.uses}
     for line, name in sorted(touched):
         before = [switch for switch in switches if switch[0] <= line <= switch[3]]
-        if SECRET.search(name) and before and before[-1][1]:
+        if _NAME_OF_SECRET.search(name) and before and before[-1][1] and not _is_left_open(job, name):
             yield Hit.at(
                 before[-1][0],
                 f"set -x writes the value of {name} into the log",
                 f"{_without_trace(before[-1][2])} (line {before[-1][0]}), or `set +x` before line {line}",
             )
             return
+
+
+def _is_left_open(job: Job, name: str) -> bool:
+    """True if a script sets a variable only to placeholders, such as API_KEY=YOUR_KEY."""
+    values = [item.value for item in job.script.assignments_by_name.get(name, ())]
+    return bool(values) and all(
+        value and value.known and not value.assumed and PLACEHOLDER.search(value.text) for value in values
+    )
 
 
 def _without_trace(switch: str) -> str:
