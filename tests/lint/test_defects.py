@@ -13,7 +13,8 @@ import pytest
 from hpcgen.check.lint.check import lint
 from hpcgen.check.lint.job import Job
 from hpcgen.check.lint.reader import read
-from hpcgen.check.lint.rules.exclusive_options import REFUSED, REFUSED_BY_SRUN
+from hpcgen.check.lint.rules.exclusive_options import REFUSED_BY_SRUN
+from hpcgen.config.sbatch_options import EXCLUSIVE_OPTIONS
 
 DEFECTS = Path(__file__).with_name("scripts") / "defects.sh"
 
@@ -215,7 +216,11 @@ NOT_IN_22_05 = {"tres-per-task"}
 VALUES = {"exact": "", "whole": "", "exclusive": "", "overlap": ""}
 PAIRS = [
     (program, *pair)
-    for program, pairs in (("sbatch", REFUSED), ("srun", REFUSED), ("srun", REFUSED_BY_SRUN))
+    for program, pairs in (
+        ("sbatch", EXCLUSIVE_OPTIONS),
+        ("srun", EXCLUSIVE_OPTIONS),
+        ("srun", REFUSED_BY_SRUN),
+    )
     for pair in pairs
     if not NOT_IN_22_05.intersection(pair)
 ]
