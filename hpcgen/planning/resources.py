@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from hpcgen.planning.memory import GIB, OTHER_GIB, MemoryEstimate, estimate_memory, nccl_gib
 from hpcgen.planning.setup import Setup
+from trainer.contract.model.adapters import targets
 from trainer.contract.model.layout import Layout
 from trainer.contract.model.model_size import active_parameter_count
 from trainer.contract.problem import Problem
@@ -42,6 +43,8 @@ LAUNCHES_WITH_TENSOR_PARALLELISM = 1.5
 """Launches of a layer, relative to one without tensor parallelism."""
 LAUNCHES_WITH_EXPERTS = 2.7
 """Launches of a layer, relative to one without experts."""
+LAUNCHES_WITH_ADAPTERS = 2.4
+"""Launches of a dense layer with adapters, relative to one without (step_time/host.py)."""
 SMALL_HEADROOM = 0.03
 """Part of the memory of a device that fragments and uneven loads of experts can take."""
 
@@ -130,6 +133,7 @@ def microbatch_may_be_small(facts: Facts, peak_tflops: float | None) -> bool:
     short_s = SHORT_LAYER_S
     short_s *= LAUNCHES_WITH_TENSOR_PARALLELISM if layout.tensor_model_parallel_size > 1 else 1
     short_s *= LAUNCHES_WITH_EXPERTS if model.num_moe_experts else 1
+    short_s *= LAUNCHES_WITH_ADAPTERS if facts.lora.rank is not None else 1
     return tokens * _flops_per_token(facts, layout) / (peak_tflops * 1e12) < short_s
 
 
@@ -154,6 +158,12 @@ def tensor_parallelism_may_dominate(
     num_bytes = 8 * 2 * model.hidden_size * (ranks - 1) / ranks
     transfers_s = num_bytes / (nvlink_gb_s / 2 * 1e9)
     return transfers_s > LONG_TRANSFERS * _flops_per_token(facts, layout) / (peak_tflops * 1e12)
+
+
+def adapts_experts(facts: Facts) -> bool:
+    """True if experts have adapters. Only a prediction tells whether training all weights is faster."""
+    lora = facts.lora
+    return lora.rank is not None and any(each.num_experts for each in targets(lora, facts.resolved_model))
 
 
 def _flops_per_token(facts: Facts, layout: Layout) -> float:
@@ -298,6 +308,7 @@ def may_be_slow(facts: Facts, peak_tflops: float | None, nvlink_gb_s: float | No
     is_slow = any(True for rule in SPEED_RULES for _ in rule(facts))
     return (
         is_slow
+        or adapts_experts(facts)
         or microbatch_may_be_small(facts, peak_tflops)
         or tensor_parallelism_may_dominate(facts, peak_tflops, nvlink_gb_s)
     )

@@ -407,7 +407,8 @@ def _host_warnings(rest: _Rest) -> Iterator[Problem]:
         reason += "predicted with a measured host; one that is twice as fast makes the step "
         reason += f"{shorter:.0%} shorter"
     ways = ["more samples per microbatch"]
-    if rest.trainer.training.cuda_graph_impl == "none" and rest.trainer.training.fp8 is None:
+    training, has_adapters = rest.trainer.training, rest.trainer.lora.rank is not None
+    if training.cuda_graph_impl == "none" and training.fp8 is None and not has_adapters:
         ways.append("training.cuda_graph_impl: transformer_engine")
     if rest.trainer.parallelism.tensor_model_parallel_size > 1:
         ways.append("less tensor parallelism")

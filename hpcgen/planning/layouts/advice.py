@@ -14,11 +14,15 @@ from hpcgen.planning.allocation import Allocation
 from hpcgen.planning.layouts.result import RankedLayout
 from hpcgen.planning.layouts.search import search
 from hpcgen.planning.predicted_step import NoPrediction, machine_of_run
-from hpcgen.planning.step_time import Machine
+from hpcgen.planning.setup import Setup
+from hpcgen.planning.step_time import Machine, estimate_step_time
+from trainer.contract.model.adapters import outside_of_experts
 from trainer.contract.problem import Problem
 from trainer.contract.record import record, replaced
 from trainer.contract.rules import context_parallel, experts
+from trainer.contract.rules.experts import GROUPED_GEMM
 from trainer.contract.rules.facts import Facts, Rule
+from trainer.contract.rules.lora import RANK, TARGETS
 from trainer.contract.rules.parallelism import CP, TP
 
 WORTH_NAMING = 0.05
@@ -61,6 +65,8 @@ def _advised(
     peak_tflops = machine.peak_flops[facts.training.precision_of_layers] / 1e12
     if resources.microbatch_may_be_small(facts, peak_tflops):
         advice.append(_small_microbatch(facts, machine))
+    if resources.adapts_experts(facts):
+        advice.append(_adapters_of_experts(facts, machine))
     if resources.tensor_parallelism_may_dominate(facts, peak_tflops, nvlink_gb_s):
         advice.append(_much_tensor_parallelism(facts, machine))
     agreed = _agreed(facts, machine, advice)
@@ -140,6 +146,29 @@ def _much_tensor_parallelism(facts: Facts, machine: Machine) -> _Advice:
 
     axes = ("TP", "PP", "VPP", "MBS")
     return _Advice(_faster(facts, machine, axes, MUCH), axes, tell)
+
+
+def _adapters_of_experts(facts: Facts, machine: Machine) -> _Advice:
+    """A warning, if training all weights is much faster. It names the linear layers outside of experts."""
+
+    def milliseconds(run: Facts) -> float:
+        assert run.layout is not None  # the rules have accepted it
+        return 1e3 * estimate_step_time(Setup.of_facts(run, run.layout), machine).total
+
+    grouped = facts.with_value(GROUPED_GEMM, None)
+    names = outside_of_experts(facts.resolved_model)
+    own, of_all = milliseconds(facts), milliseconds(grouped.with_value(RANK, None))
+    remedy = milliseconds(grouped.with_value(TARGETS, names))
+    reason = (
+        f"includes experts: a step is predicted to take {own:,.0f} ms, and {of_all:,.0f} ms if all weights were "
+        "trained, because the host launches the kernels of each expert one after another"
+    )
+    chosen = ", ".join(f'"{name}"' if "*" in name else name for name in names)
+    hint = (
+        f"leave out the experts: with [{chosen}] and without {GROUPED_GEMM}, {remedy:,.0f} ms are predicted"
+    )
+    problem = Problem(TARGETS, reason, hint if remedy < own else "", about=(RANK, GROUPED_GEMM))
+    return _Advice(None, (), lambda _: problem if own > (1 + MUCH) * of_all else None)
 
 
 @record

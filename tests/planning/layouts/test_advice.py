@@ -120,6 +120,39 @@ def test_tensor_parallelism_that_dominates_is_told(tmp_path, size, is_told):
     assert all("PP2 VPP7 DP256 MBS2" in text for text in found)
 
 
+@pytest.mark.parametrize(
+    ("targets", "grouped", "size", "is_told"),
+    [(None, False, 1, True), (None, False, 8, False), (["linear_qkv"], None, 1, False)],
+    ids=["adapters of experts", "large microbatches", "adapters of the attention"],
+)
+def test_adapters_of_experts_that_are_slower_than_all_weights_are_told(
+    tmp_path, targets, grouped, size, is_told
+):
+    """The remedy that the warning names has no such warning."""
+    base = tmp_path / "base/iter_0000001"
+    base.mkdir(parents=True)
+    (base / "COMPLETE").touch()
+    run = big_run(
+        preset="mixtral-8x7b",
+        slurm={"train": {"nodes": 2, "time": "1-00:00:00"}},
+        data={"mock": True},
+        checkpoint={"load": str(base.parent), "finetune": True, "keep_last": 5},
+        lora={"rank": 16, "target_modules": targets},
+        parallelism={
+            **{"pipeline_model_parallel_size": 1, "virtual_pipeline_model_parallel_size": 1},
+            **{"expert_model_parallel_size": 4, "moe_grouped_gemm": grouped},
+        },
+        training={"global_batch_size": 256, "micro_batch_size": size},
+        memory_check="warning",
+    )
+    found = [text for text in planned(tmp_path, run).warnings if "lora.target_modules" in text]
+    assert len(found) == is_told
+    for text in found:
+        own, of_all, remedy = (int(number.replace(",", "")) for number in re.findall(r"([\d,]+) ms", text))
+        assert remedy < of_all < own
+        assert "with [linear_qkv, linear_proj]" in text
+
+
 NOT_TOLD = {
     "without a speed in fp32, a bubble keeps its plain hint": (
         "13b",

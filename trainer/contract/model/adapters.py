@@ -114,6 +114,19 @@ def targets(lora: LoraConfig, model: ModelConfig) -> list[Linear]:
     return [linear for linear in linears(model) if is_target(lora, linear.name)]
 
 
+def outside_of_experts(model: ModelConfig) -> tuple[str, ...]:
+    """Entries of lora.target_modules that choose all linear layers except those of routed experts."""
+    found = dict.fromkeys(_entry(linear) for linear in linears(model) if linear.num_experts is None)
+    return tuple(found)
+
+
+def _entry(linear: Linear) -> str:
+    """An entry that also chooses linear layers of other transformer layers, but none of routed experts."""
+    if ".mlp." not in linear.name:
+        return linear.kind
+    return f"*.{linear.name.split('.', 3)[3]}"
+
+
 def is_target(lora: LoraConfig, name: str) -> bool:
     """True if the linear layer `name` has an adapter."""
     if lora.target_modules is None:
