@@ -78,7 +78,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Overwrite the golden files with what they would contain now.",
     )
     parser.addoption("--workers", type=int, default=1, help="Number of processes that run tests. Default: 1.")
-    parser.addoption("--cpu-times", action="store_true", help="Print the files with most CPU seconds.")
+    parser.addoption("--cpu-times", choices=("files", "tests"), help="Print those with most CPU seconds.")
 
 
 def _has_room_in_memory() -> bool:
@@ -185,9 +185,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if config.getoption("--cpu-times"):
+    if by := config.getoption("--cpu-times"):
         terminalreporter.section("CPU seconds")
-        terminalreporter.write_line(cpu_times.report())
+        terminalreporter.write_line(cpu_times.report(by))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

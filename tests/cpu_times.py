@@ -1,4 +1,4 @@
-"""CPU seconds of each test file, with those of the processes that its tests start: `pytest --cpu-times`.
+"""CPU seconds of files or tests, with those of the processes that they start: `pytest --cpu-times files`.
 
 Durations say little when several workers share the cores. Daemons that outlive their test, such as Slurm's, do not
 count.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from tests.trainer.forked import SHARED
 
@@ -19,7 +20,7 @@ TEST = "CPU_TIMES_TEST"
 """Variable with the node ID of the current test, which the programs that it starts inherit."""
 
 SHOWN = 40
-"""Maximum number of files in the report."""
+"""Maximum number of rows in the report."""
 
 
 def enable() -> None:
@@ -35,17 +36,18 @@ def counted(test: str) -> Iterator[None]:
     yield
     if _file().exists():
         with _file().open("a") as file:
-            file.write(f"{test.partition('::')[0]}\t{_cpu_s() - before:.3f}\n")
+            file.write(f"{_cpu_s() - before:.3f}\t{test}\n")
 
 
-def report() -> str:
-    """The sum, and the files with most CPU seconds."""
-    seconds = Counter[str]()
+def report(by: Literal["files", "tests"]) -> str:
+    """The sum, and the files or tests with most CPU seconds."""
+    seconds = defaultdict[str, float](float)
     for line in _file().read_text().splitlines():
-        name, _, used = line.partition("\t")
-        seconds[name] += float(used)  # type: ignore[assignment]  # Counter sums floats as well
-    rows = [f"{used:7.1f}  {name}" for name, used in seconds.most_common(SHOWN)]
-    return "\n".join([f"{sum(seconds.values()):7.1f}  all tests", *rows])
+        used, _, test = line.partition("\t")
+        seconds[test if by == "tests" else test.partition("::")[0]] += float(used)
+    most = sorted(seconds.items(), key=lambda row: -row[1])[:SHOWN]
+    rows = (("all tests", sum(seconds.values())), *most)
+    return "\n".join(f"{used:7.1f}  {name}" for name, used in rows)
 
 
 def _cpu_s() -> float:

@@ -128,7 +128,7 @@ def test_an_unmarked_test_that_starts_a_process_fails(tmp_path: Path) -> None:
 def test_workers_report_all_that_happens_in_them(tmp_path: Path) -> None:
     for name, text in IN_WORKERS.items():
         (tmp_path / name).write_text(text)
-    output = run_pytest(tmp_path, "--workers", "3", "--cpu-times")
+    output = run_pytest(tmp_path, "--workers", "3", "--cpu-times", "files")
     ends = {line.split(" - ")[0] for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))}
     assert ends == {
         "FAILED test_dies.py::test_dies",
