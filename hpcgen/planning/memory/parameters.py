@@ -72,13 +72,13 @@ def bytes_per_parameter(setup: Setup, kind: Kind, *, of_expert: bool = False) ->
 
 
 def num_shards(setup: Setup, *, of_expert: bool = False) -> int:
-    """Number of ranks that share the optimizer state of a parameter."""
+    """Number of ranks that share the optimizer state of a parameter. 1 for experts, if the model has none."""
     layout = setup.layout
     ranks = layout.data_parallel_size * layout.context_parallel_size
-    if of_expert:
-        ranks = layout.expert_data_parallel_size or 1
-    is_sharded = setup.optimizer.sharding == "distributed"
-    return ranks // layout.num_distributed_optimizer_instances if is_sharded else 1
+    of_parameter = layout.expert_data_parallel_size if of_expert else ranks
+    if of_parameter is None or setup.optimizer.sharding == "replicated":
+        return 1
+    return of_parameter // layout.num_distributed_optimizer_instances
 
 
 def parameter_bytes(setup: Setup, stage: int) -> ParameterBytes:

@@ -364,8 +364,9 @@ def test_experts_recompute_their_activation_function_or_all() -> None:
         ({"ranks": 4, "tp": 4}, {"ranks": 4, "tp": 4, "sequence_parallel": False}),
         ({"ranks": 2, "pp": 2, "vpp": 4}, {"ranks": 2, "pp": 2}),
         ({"ranks": 2}, {"ranks": 2, "overlap_grad_reduce": False, "overlap_param_gather": False}),
+        ({"ranks": 8}, {"ranks": 8, "num_distributed_optimizer_instances": 2}),
     ],
-    ids=["tokens", "FP8 scaling", "bf16", "cross entropy", "UB", "SP", "VPP", "DP overlap"],
+    ids=["tokens", "FP8 scaling", "bf16", "cross entropy", "UB", "SP", "VPP", "DP overlap", "instances"],
 )
 def test_slower_settings(keys: dict[str, Any], slower: dict[str, Any]) -> None:
     """Settings that need more time on the same ranks with the same batch."""
