@@ -90,6 +90,11 @@ def test_a_misspelling_is_no_other_word(name, hint):
     assert did_you_mean(name, KNOWN) == hint
 
 
+def test_a_name_of_any_length_is_compared_quickly():
+    """A file that is no run file may have one. Comparing it with all keys took half a minute."""
+    assert did_you_mean("a" * 10**8, KNOWN * 1000) == ""
+
+
 def test_several_names_are_suggested_only_if_all_are_equally_near():
     known = ["adam_beta1", "adam_beta2", "lr_decay_iters", "lr_decay_style"]
     assert did_you_mean("lr_decay", known) == "did you mean lr_decay_iters or lr_decay_style?"

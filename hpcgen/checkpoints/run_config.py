@@ -50,10 +50,14 @@ def _read(path: Path) -> dict[str, Any]:
     """Reads a trainer configuration; empty if `path` is missing or is not a trainer configuration."""
     try:
         config = json.loads(read_text(path))
+        text = json.dumps(config, ensure_ascii=False).encode()  # refuses unpaired surrogates
     except (OSError, ValueError, RecursionError):
         return {}
-    is_config = isinstance(config, dict) and all(
-        isinstance(config.get(key), dict) for key in ("model", "training")
+    # No path contains a NUL, and the functions for paths raise ValueErrors for it.
+    is_config = (
+        isinstance(config, dict)
+        and b"\\u0000" not in text
+        and all(isinstance(config.get(key), dict) for key in ("model", "training"))
     )
     return config if is_config else {}
 

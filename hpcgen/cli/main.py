@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -113,7 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.secho(str(failure), fg="red", err=True, color=color)
         sys.exit(1)
     except click.ClickException as error:
-        error.show()
+        usage = io.StringIO()
+        error.show(usage)
+        click.echo(harmless(usage.getvalue(), keep="\n\t"), nl=False, err=True)
         sys.exit(error.exit_code)
     except click.Abort:
         click.echo("interrupted", err=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -191,7 +190,6 @@ def read_start(path: Path) -> str:
 def _resolved(config: Mapping[str, Any]) -> TrainerConfig | None:
     """The trainer's configuration, if this version knows all its keys and values."""
     try:
-        json.dumps(config).encode()  # refuses unpaired surrogates
         return resolve(from_dict(TrainerConfig, dict(config), where="trainer.json"))
     except (TrainerError, ValueError, TypeError, LookupError, RecursionError, ArithmeticError, OSError):
         return None

@@ -14,7 +14,7 @@ from hpcgen.config.run import RunConfig
 from hpcgen.errors import Problem
 from hpcgen.text import did_you_mean
 from trainer.contract.code import signatures
-from trainer.contract.code.imports import IMPORT_PATH, file_of, named
+from trainer.contract.code.imports import IMPORT_PATH, file_of, name_problem, named
 from trainer.contract.files.regular_file import read_bytes
 
 
@@ -29,6 +29,9 @@ def function_problems(config: RunConfig) -> tuple[list[Problem], list[Problem]]:
         file = file_of(path)
         match = IMPORT_PATH.fullmatch(path)
         if file is None or match is None:
+            continue
+        if wrong := name_problem(file):
+            errors.append(Problem(key, wrong, "rename the file"))
             continue
         try:
             source = read_bytes(Path(file))

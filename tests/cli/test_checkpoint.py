@@ -533,6 +533,21 @@ def test_text_from_a_checkpoint_cannot_control_the_terminal(tmp_path: Path) -> N
         assert "\nsize        1 B" not in ended.stdout
 
 
+@pytest.mark.parametrize(
+    "arguments", [["list"], ["prune", "--keep-last", "1"], ["pin"], ["unpin"], ["inspect", "x"]]
+)
+def test_names_of_directories_cannot_control_the_terminal(
+    tmp_path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("click.utils.should_strip_ansi", lambda *stream: False)  # as on a terminal
+    run = tmp_path / "\x1b[2J\u202efake"
+    run.mkdir()
+    path = write_checkpoint(run, 800)
+    ended = hpcgen("checkpoint", *arguments, path if arguments[0].endswith("pin") else run)
+    assert r"\x1b[2J\u202efake" in ended.stdout + ended.stderr
+    assert not any(text in ended.stdout + ended.stderr for text in ("\x1b[2J", "\u202e"))
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
 @pytest.mark.parametrize("by", ["link", "configuration"])
 def test_prune_goes_nowhere_that_another_member_of_the_group_chose(

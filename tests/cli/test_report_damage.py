@@ -89,7 +89,8 @@ def test_odd_values_in_all_other_files_are_no_traceback(tmp_path: Path, value: A
     }
     evaluation = run / "evaluation"
     evaluation.mkdir()
-    for config in (value, odd, dict.fromkeys(CONFIG, value)):
+    nested = {**CONFIG, "data": {"datasets": [{"prefix": value}, {"prefix": f"/{value}\0"}]}}
+    for config in (value, odd, nested, dict.fromkeys(CONFIG, value)):
         (run / "trained-with.json").write_text(json.dumps(config))
         (evaluation / "iter_0000003.json").write_text(
             json.dumps({"format": 1, "iteration": 3, "data": value})

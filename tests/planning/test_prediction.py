@@ -127,14 +127,14 @@ def test_weights_only_are_a_start_and_no_progress(tmp_path):
     [
         ((), {"extends": "local"}, "the run trains on CPUs, whose speed hpcgen does not know"),
         (("training.precision=fp32",), {}, "node type ndv5 lacks peak_tflops.fp32"),
-        (("model.layer_spec=code.py:layers",), {}, "builds layers whose time hpcgen does not know"),
-        (("model.model_provider=code.py:model",), {}, "builds layers whose time hpcgen does not know"),
+        (("model.layer_spec=own_code.py:layers",), {}, "builds layers whose time hpcgen does not know"),
+        (("model.model_provider=own_code.py:model",), {}, "builds layers whose time hpcgen does not know"),
         (ENDLESS, {"extends": "local", "node_type": "ndv5"}, "the time limit leaves no time to train"),
     ],
 )
 def test_what_cannot_be_predicted_says_why(tmp_path, overrides, profile, reason):
     write_yaml(tmp_path / "site.yaml", {"extends": "azure-ndv5", **profile})
-    (tmp_path / "code.py").write_text("def layers(*arguments): ...\n\n\ndef model(**arguments): ...\n")
+    (tmp_path / "own_code.py").write_text("def layers(*arguments): ...\n\n\ndef model(**arguments): ...\n")
     run = minimal_run(**{**GPUS, "cluster": "./site.yaml", "parallelism": {}})
     plan = planned(tmp_path, run, overrides=overrides)
     with pytest.raises(NoPrediction, match=reason):

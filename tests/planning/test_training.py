@@ -146,6 +146,16 @@ def test_a_function_that_its_file_does_not_define_is_an_error(tmp_path, key):
 
 
 @pytest.mark.parametrize(
+    ("file", "reason"),
+    [("sched", "is the name of another module"), ("my-rate", "is not a valid module name")],
+)
+def test_a_file_that_cannot_be_imported_by_its_name_is_an_error(tmp_path, file, reason):
+    (tmp_path / f"{file}.py").write_text("def rate(iteration, optimizer): return 1e-3\n")
+    found = mistakes(tmp_path, f"optimizer.lr_schedule={file}.py:rate")
+    assert f"names {tmp_path}/{file}.py, but {file} {reason}" in found
+
+
+@pytest.mark.parametrize(
     ("key", "definition", "problem"),
     [
         (

@@ -84,6 +84,10 @@ def test_a_file_does_not_take_the_name_of_another_module(tmp_path: Path) -> None
             ConfigError, match=f"{name} is not a valid module name, or another module has this name"
         ):
             code_loading.load(f"{file}:f", "a.key")
+        [code] = user_code.read([f"{file}:f"]).values()
+        assert CodeRecord.of(code).entry()["sha256"] == sha256(
+            file.read_bytes()
+        )  # what the run compares first
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from trainer.contract.wording import one_of
 _WORD = re.compile(r"[^\W\d_]+|\d+(?:[.,]\d+)*")
 _MOST_BEGINNINGS = 4
 """Maximum number of names with the same beginning to list. If there are more, none is listed."""
+_LONGEST = 200
+"""Longest name that is compared, in characters. No known name is as long."""
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:
@@ -26,6 +28,8 @@ def did_you_mean(name: str, known: Collection[str], most: int = 2) -> str:
     Without such names, it suggests the names that begin with `name`, unless there are many. Empty if there is nothing
     to suggest.
     """
+    if len(name) > _LONGEST:
+        return ""
     meant = misspelled(name, known) or short_for(name, known)
     if 0 < len(meant) <= most:
         return f"did you mean {one_of(meant)}?"
@@ -39,6 +43,8 @@ def misspelled(name: str, known: Collection[str]) -> list[str]:
     These are misspellings: upper case and other separators; one wrong, missing, additional or exchanged letter (two in
     long names); the words in a different order. A different word is not a misspelling: min_lr is not max_lr.
     """
+    if len(name) > _LONGEST:
+        return []
     found = [(cost, each) for each in sorted(known) if (cost := _cost(name, each)) is not None]
     most = max(1, min(found, default=(0, ""))[0])
     return [each for cost, each in found if cost <= most]
@@ -50,6 +56,8 @@ def short_for(name: str, known: Collection[str]) -> list[str]:
     For example moe_z_loss_coeff for moe_z_loss, num_attention_heads for num_heads, and moe_layer_freq for
     moe_layer_frequency. A single word is not a short form, because many names contain it.
     """
+    if len(name) > _LONGEST:
+        return []
     return [each for each in sorted(known) if _is_short(_words(name), _words(each))]
 
 

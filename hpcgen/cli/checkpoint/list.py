@@ -33,22 +33,25 @@ def command(directory: Path, as_json: bool) -> None:
     their contents, use hpcgen checkpoint inspect --verify.
     """
     where = find_directory(directory)
+    shown = harmless(str(where))
     retention = read_retention(directory)
     entries = list_entries(where, retention)
     if as_json:
         click.echo(json.dumps([_entry_json(entry) for entry in entries], indent=1))
         return
     if not entries:
-        click.echo(f"{where}: no checkpoints yet", err=True)
+        click.echo(f"{shown}: no checkpoints yet", err=True)
         return
     _print_entries(entries)
     newest = next((entry.path for entry in entries if entry.state in ("complete", "Megatron-LM's")), None)
     if newest is not None:
         click.echo(
-            f"to start a run from {newest.name}: checkpoint.load: {os.path.normpath(newest.absolute())}",
+            harmless(
+                f"to start a run from {newest.name}: checkpoint.load: {os.path.normpath(newest.absolute())}"
+            ),
             err=True,
         )
-    click.echo(f"{where}: {size_text(sum(entry.bytes for entry in entries))}; {retention}", err=True)
+    click.echo(f"{shown}: {size_text(sum(entry.bytes for entry in entries))}; {retention}", err=True)
 
 
 def _entry_json(entry: Entry) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import click
 from hpcgen.checkpoints.finding import find_exactly
 from hpcgen.checkpoints.retention import pin, unpin
 from hpcgen.cli.checkpoint.paths import paths_argument
+from hpcgen.text import harmless
 
 
 @click.command("pin")
@@ -17,7 +18,7 @@ def _pin(paths: tuple[Path, ...]) -> None:
     """Neither the trainer nor hpcgen checkpoint prune removes a pinned checkpoint."""
     for checkpoint in [find_exactly(path) for path in paths]:
         pin(checkpoint)
-        click.echo(f"pinned {checkpoint.path}", err=True)
+        click.echo(harmless(f"pinned {checkpoint.path}"), err=True)
 
 
 @click.command("unpin")
@@ -26,7 +27,7 @@ def _unpin(paths: tuple[Path, ...]) -> None:
     for checkpoint in [find_exactly(path) for path in paths]:
         unpin(checkpoint)
         done = f"unpinned {checkpoint.path}" if checkpoint.is_pinned else f"{checkpoint.path} was not pinned"
-        click.echo(done, err=True)
+        click.echo(harmless(done), err=True)
 
 
 commands = {"pin": _pin, "unpin": _unpin}

@@ -14,7 +14,7 @@ from hpcgen.checkpoints.listing import list_set_aside, size_of
 from hpcgen.checkpoints.retention import prunable, read_retention, remove, require_named_by_user
 from hpcgen.cli.checkpoint.paths import directory_argument
 from hpcgen.cli.options import json_option
-from hpcgen.text import counted, size_text
+from hpcgen.text import counted, harmless, size_text
 
 if TYPE_CHECKING:
     from hpcgen.checkpoints.retention import Retention
@@ -56,13 +56,13 @@ def command(
     where = find_directory(directory)
     require_named_by_user(where, directory)
     removable, rule = _broken(where) if broken else _outdated(where, directory, keep_last, keep_every)
-    click.echo(f"{where}: {rule}", err=True)
+    click.echo(harmless(f"{where}: {rule}"), err=True)
     verb = "would remove" if dry_run else "removed"
     for each in removable:
         if not dry_run:
             remove(each.path)
         if not as_json:
-            click.echo(f"{verb} {each.path} ({size_text(each.bytes)})")
+            click.echo(harmless(f"{verb} {each.path} ({size_text(each.bytes)})"))
     if as_json:
         entries = [dataclasses.asdict(each) | {"path": str(each.path)} for each in removable]
         click.echo(json.dumps({"removed": not dry_run, "checkpoints": entries}, indent=1))

@@ -7,6 +7,8 @@ An import path is `package.module:function`, for modules that are installed or o
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from trainer.contract.config import OptimizerConfig, PathKind, TrainerConfig, paths_in
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from trainer.data.microbatch import MicroBatch
 
 IMPORT_PATH = re.compile(r"(?P<source>[^:\n]+\.py|[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
+
+_PACKAGES_OF_TRAINER = ("megatron", "numpy", "torch", "trainer")
 
 
 class LayerSpec(Protocol):
@@ -153,6 +157,16 @@ def file_of(path: str) -> str | None:
     """The file in an import path; None for a module or an invalid import path."""
     match = IMPORT_PATH.fullmatch(path)
     return match["source"] if match and match["source"].endswith(".py") else None
+
+
+def name_problem(file: str) -> str:
+    """Why a file cannot be imported as a module of its own name. Empty if it can, as far as this Python knows."""
+    stem = Path(file).stem
+    if not stem.isidentifier():
+        return f"names {file}, but {stem} is not a valid module name"
+    if stem in sys.stdlib_module_names or stem in _PACKAGES_OF_TRAINER:
+        return f"names {file}, but {stem} is the name of another module, which Python would import"
+    return ""
 
 
 def with_file(path: str, file: str) -> str:

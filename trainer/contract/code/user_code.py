@@ -153,6 +153,7 @@ class _Reading:
         file = file_in(directory, name)
         assert file is not None
         self.code = UserCode(directory, file, only)
+        self._name = name
         self._contents = contents
         self._seen: set[str] = set()
         pending = [name]
@@ -165,7 +166,9 @@ class _Reading:
     def _read(self, name: str) -> Iterable[str]:
         """Read a module. Returns the names of the modules that it may import."""
         directory = self.code.directory
-        file = file_in(directory, name) if self._is_users(name.partition(".")[0]) else None
+        # A file is found by its path, so it may have the name of other software, such as sched.py.
+        is_users = name == self._name or self._is_users(name.partition(".")[0])
+        file = file_in(directory, name) if is_users else None
         if file is None or not (is_source(file) or is_compiled(file)):
             return ()
         content = self._contents.get(directory / file)
