@@ -97,6 +97,13 @@ THIRD_RECOMPUTED = {
         (llama3_8b(8, 8192), {"micro": 2, "world_size": 2}, 54.0, 0.1),
         (llama3_8b(8, 32768), {"micro": 1}, 91.0, 0.1),
         (llama3_8b(8, 8192), {"micro": 1, "freeze": FIRST_HALF}, 33.93, 0.03),
+        (llama3_8b(8, 8192), {"micro": 1, "freeze": ("*.self_attention.*",)}, 53.43, 0.07),
+        (
+            llama3_8b(8, 8192),
+            {"micro": 1, "freeze": FIRST_HALF, "recompute_granularity": "selective"},
+            37.17,
+            0.03,
+        ),
         (llama3_8b(8, 8192), {"micro": 1, "ema_decay": 0.999}, 69.43, 0.03),
         (GPT, {"micro": 4, "transformer_impl": "torch"}, 38.04, 0.02),
     ],
@@ -109,7 +116,8 @@ THIRD_RECOMPUTED = {
             *(f"VPP{vpp}, graphs" for vpp in GRAPHS_IN_PIPELINES),
         ),
         "Mixtral",
-        *("Llama 8k", "Llama 8k, DP2", "Llama 32k", "frozen", "average", "GPT, torch"),
+        *("Llama 8k", "Llama 8k, DP2", "Llama 32k", "frozen", "frozen attention"),
+        *("frozen and recomputed", "average", "GPT, torch"),
     ],
 )
 def test_the_estimate_is_near_gpu_measurements(model, run, peak_gib, tolerance_gib):
@@ -456,7 +464,7 @@ def test_frozen_layers_keep_activations_only_after_what_is_trained_or_recomputed
             (("decoder.layers.[0-2].*",), {}),
         )
     ]
-    assert activations[0] < 0.6 * activations[1]
+    assert activations[0] < 0.7 * activations[1]
     assert activations[1:] == [activations[1]] * 3
 
 

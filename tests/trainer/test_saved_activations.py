@@ -178,6 +178,9 @@ def test_a_layer_saves_what_the_estimate_counts(
     [
         pytest.param(DENSE | GROUPED, LoraConfig(rank=16), id="grouped"),
         pytest.param(SHARED, LoraConfig(rank=16, dropout=0.1), id="shared-dropout"),
+        pytest.param(DENSE, LoraConfig(rank=16, target_modules=("linear_fc1",)), id="frozen-others"),
+        pytest.param(MOE, LoraConfig(rank=16, target_modules=("linear_qkv",)), id="frozen-experts"),
+        pytest.param(SHARED, LoraConfig(rank=16, target_modules=("linear_qkv",)), id="frozen-shared"),
     ],
 )
 def test_a_layer_with_adapters_saves_what_the_estimate_counts(

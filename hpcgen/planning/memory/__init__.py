@@ -4,6 +4,7 @@
 | --- | --- |
 | weights, gradients and optimizer state | `parameters` |
 | activations that a layer keeps for the backward pass, and what exists only while it is computed | `attention`, `mlp` |
+| adapters, and what frozen linear layers do not keep | `adapters` |
 | logits and MTP layers | `output` |
 | microbatches in flight on a pipeline stage, and moments at which the most memory is in use | `stages` |
 | buffers that libraries keep for their kernels | `kernels` |

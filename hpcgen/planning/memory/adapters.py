@@ -1,12 +1,26 @@
-"""Memory of LoRA adapters: their parameters on a device, and what they keep in a layer."""
+"""Memory of LoRA adapters: their parameters on a device, and what they keep in a layer. Inputs that frozen linear
+layers do not keep.
+
+A linear layer needs its input only for the gradient of its weight. Sources: LinearWithFrozenWeight in
+megatron/core/tensor_parallel/layers.py; backward_needs_input in Transformer Engine's pytorch/module/linear.py. An
+adapter keeps the input of its linear layer itself.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from hpcgen.planning.memory.mlp import dense_kept_bytes, expert_widths
 from hpcgen.planning.setup import Setup, once_per_setup
+from trainer.contract.config import ModelConfig
 from trainer.contract.model.adapters import Linear, layer_linears, matches, targets
+from trainer.contract.model.experts import moe_layer_pattern
+from trainer.contract.model.frozen import is_frozen
+from trainer.contract.model.model_size import parameter_names
 
 MASK_BYTES = 1
 """Per value of a dropout mask."""
@@ -68,9 +82,11 @@ def adapter_bytes(setup: Setup, module: str, *, has_experts: bool) -> Kept:
     kept = working = 0.0
     for linear in layer_linears(setup.model, 0, has_experts=has_experts):
         if f".{module}." in linear.name and _is_target_anywhere(setup, linear):
-            copies = setup.received_copies if linear.num_experts else 1.0
+            copies = at_once = 1.0
+            if linear.num_experts:  # one expert after another
+                copies, at_once = setup.received_copies, setup.received_copies / setup.local_experts
             kept += copies * _kept(setup, linear)
-            working = max(working, 2 * copies * setup.value_bytes * _outputs(setup, linear))
+            working = max(working, 2 * at_once * setup.value_bytes * _outputs(setup, linear))
     return Kept(kept, working)
 
 
@@ -101,3 +117,72 @@ def _is_target_anywhere(setup: Setup, linear: Linear) -> bool:
         linear.name.replace(".layers.0.", f".layers.{number}.", 1) for number in range(setup.model.num_layers)
     )
     return any(matches(pattern, name) for name in names for pattern in patterns)
+
+
+def unkept_bytes(setup: Setup, numbers: Iterable[int]) -> float:
+    """Bytes per token that the layers with these `numbers` keep less than if all their weights were trained.
+
+    With full recomputation and CUDA graphs, it is 0: layers then keep other tensors.
+    """
+    if setup.recomputes_layers or setup.training.cuda_graph_impl != "none":
+        return 0.0
+    unkept = _unkept_of_layers(setup)
+    return sum(unkept[number] for number in numbers) if unkept else 0.0
+
+
+@once_per_setup
+def _unkept_of_layers(setup: Setup) -> list[float]:
+    """By layer. Empty if all weights are trained."""
+    if setup.trains_weights and not setup.training.freeze:
+        return []
+    needed = _need_inputs(setup)
+    return [
+        sum(
+            _input_bytes(setup, linear)
+            for linear in layer_linears(setup.model, number, has_experts=has_experts)
+            if linear.name not in needed
+        )
+        for number, has_experts in enumerate(moe_layer_pattern(setup.model))
+    ]
+
+
+def _need_inputs(setup: Setup) -> frozenset[str]:
+    """Names of the linear layers that are trained, or have adapters."""
+    if not setup.trains_weights:
+        return frozenset(linear.name for linear in targets(setup.lora, setup.model))
+    return _trained(setup.model, setup.training.freeze, setup.uses_engine)
+
+
+@functools.lru_cache(maxsize=16)
+def _trained(model: ModelConfig, patterns: tuple[str, ...], transformer_engine: bool) -> frozenset[str]:
+    """Names of the modules with a trained weight. Experts of a layer have one name."""
+    return frozenset(
+        re.sub(r"\.local_experts\.\d+", "", name.rpartition(".")[0])
+        for name in parameter_names(model, transformer_engine=transformer_engine)
+        if not is_frozen(name, patterns)
+    )
+
+
+def _input_bytes(setup: Setup, linear: Linear) -> float:
+    """Bytes per token of the input of a linear layer, if nothing else keeps it and it is not computed again."""
+    if ".mlp." not in linear.name:
+        return _attention_input_bytes(setup, linear)
+    is_second = linear.kind == "linear_fc2"
+    if linear.num_experts:
+        if setup.recomputes("moe") or (is_second and setup.recomputes("moe_act")):
+            return 0.0
+        return setup.received_copies * (expert_widths(setup)[1] if is_second else setup.hidden_bytes)
+    if ".shared_experts." in linear.name:  # the router keeps the input of the first product
+        width = linear.parts[0].inputs / setup.layout.tensor_model_parallel_size
+        return setup.value_bytes * width if is_second and not setup.recomputes("moe") else 0.0
+    if setup.recomputes("mlp"):
+        return 0.0
+    return dense_kept_bytes(setup)[1] if is_second else setup.sharded_operand_bytes
+
+
+def _attention_input_bytes(setup: Setup, linear: Linear) -> float:
+    """Bytes per token of the input of a projection. Attention keeps its output, unless it is computed again."""
+    if linear.kind == "linear_qkv":
+        return 0.0 if setup.recomputes("layernorm") else setup.sharded_operand_bytes
+    width = linear.parts[0].inputs / setup.layout.tensor_model_parallel_size
+    return setup.value_bytes * width if setup.recomputes("core_attn") else 0.0

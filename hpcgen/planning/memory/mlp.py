@@ -21,7 +21,7 @@ def mlp_part(setup: Setup, *, has_experts: bool) -> Part:
     # inputs of the norm and of the MLP, a one-byte mask for the residual dropout
     outside = hidden + (setup.sharded(model.hidden_size) if model.hidden_dropout else 0)
     outside += hidden if has_experts else setup.sharded_operand_bytes
-    inside = _experts_bytes(setup) if has_experts else sum(_dense_kept_bytes(setup))
+    inside = _experts_bytes(setup) if has_experts else sum(dense_kept_bytes(setup))
     recomputed = _recomputed_bytes(setup, inside, has_experts=has_experts)
     working = _experts_working_bytes(setup) if has_experts else _dense_working_bytes(setup)
     return Part(outside + inside - recomputed, recomputed, working)
@@ -56,13 +56,14 @@ def _dense_widths(setup: Setup) -> tuple[float, float]:
     return _widths(setup, setup.model.ffn_hidden_size / setup.layout.tensor_model_parallel_size)
 
 
-def _dense_kept_bytes(setup: Setup) -> tuple[float, float]:
+def dense_kept_bytes(setup: Setup) -> tuple[float, float]:
     """Activations that an MLP keeps: the inputs of its activation function and of its second product."""
     before, after = _dense_widths(setup)
     return before, after * setup.operand_bytes / setup.value_bytes
 
 
-def _expert_widths(setup: Setup) -> tuple[float, float]:
+def expert_widths(setup: Setup) -> tuple[float, float]:
+    """Bytes of a copy of a token before and after the activation function of an expert."""
     assert setup.model.moe_ffn_hidden_size
     return _widths(setup, setup.model.moe_ffn_hidden_size / setup.layout.expert_tensor_parallel_size)
 
@@ -73,7 +74,7 @@ def _activated_bytes(setup: Setup) -> float:
     The kernel for SwiGLU weights it. After other functions, the output is also kept without the weight
     (bias_act_func in megatron/core/transformer/moe/experts.py).
     """
-    _, after = _expert_widths(setup)
+    _, after = expert_widths(setup)
     return after if setup.model.swiglu else 2 * after
 
 
@@ -83,7 +84,7 @@ def _dense_working_bytes(setup: Setup) -> float:
     The gradient of the output exists in all of them, because it is also that of the residual.
     """
     before, after = _dense_widths(setup)
-    _, released = _dense_kept_bytes(setup)
+    _, released = dense_kept_bytes(setup)
     second_product = setup.gathered_hidden_bytes + after + _weight_gradient_bytes(setup, after)
     activation_function = before  # its input is still kept, but not its output, whose gradient it has
     first_product = (
@@ -111,7 +112,7 @@ def _experts_bytes(setup: Setup) -> float:
     outside = float((ROUTER_BYTES + row_map) * model.num_moe_experts)
     if model.moe_shared_expert_intermediate_size is not None:
         outside += sum(_widths(setup, model.moe_shared_expert_intermediate_size))
-    before, _ = _expert_widths(setup)
+    before, _ = expert_widths(setup)
     routed = setup.received_copies * (setup.hidden_bytes + before + _activated_bytes(setup))
     return outside / setup.layout.tensor_model_parallel_size + routed
 
@@ -125,14 +126,14 @@ def _experts_working_bytes(setup: Setup) -> float:
     of the copies that were sent. In the backward pass, the gradients of the MLP follow.
     """
     received, tensor_ranks = setup.received_copies, setup.layout.expert_tensor_parallel_size
-    before, after = (received * width for width in _expert_widths(setup))
+    before, after = (received * width for width in expert_widths(setup))
     sent = 0.0
     if tensor_ranks > 1:
         sent = 3 * received / tensor_ranks
     elif setup.layout.expert_model_parallel_size > 1:
         sent = received
     forward = (3 * received + sent) * setup.hidden_bytes
-    into, out_of = (_weight_gradient_bytes(setup, width) for width in _expert_widths(setup))
+    into, out_of = (_weight_gradient_bytes(setup, width) for width in expert_widths(setup))
     second_product = received * setup.hidden_bytes + after + out_of
     first_product = received * setup.hidden_bytes - after + into
     return max(forward, setup.sharded_hidden_bytes + max(second_product, before, first_product))

@@ -9,7 +9,7 @@ import operator
 from collections import Counter
 
 from hpcgen.planning.frozen import frozen_shares
-from hpcgen.planning.memory.adapters import adapter_bytes
+from hpcgen.planning.memory.adapters import adapter_bytes, unkept_bytes
 from hpcgen.planning.memory.attention import Part, attention_part
 from hpcgen.planning.memory.kernels import kernel_bytes
 from hpcgen.planning.memory.mlp import mlp_part
@@ -149,9 +149,10 @@ def _activation_bytes(setup: Setup, stage: int, layers: dict[bool, Layer]) -> tu
     """Kept activations of the microbatches in flight with what the most demanding moment of their passes adds, and the
     latter alone.
     """
+    pattern = moe_layer_pattern(setup.model)
     chunks = [
-        _kept_bytes(setup, [layers[has_experts] for has_experts in chunk])
-        for chunk in _kinds_with_gradients(setup, stage)
+        _kept_bytes(setup, [layers[pattern[number]] for number in numbers]) - unkept_bytes(setup, numbers)
+        for numbers in _layers_with_gradients(setup, stage)
     ]
     is_last = stage == setup.layout.pipeline_model_parallel_size - 1
     moments = [[_layer_moment(setup, stage, backward, layers)] for backward in range(len(chunks))]
@@ -173,13 +174,13 @@ def _activation_bytes(setup: Setup, stage: int, layers: dict[bool, Layer]) -> tu
     return int(most + setup.tokens * _exchanged_bytes(setup, stage)), int(moment)
 
 
-def _kinds_with_gradients(setup: Setup, stage: int) -> list[tuple[bool, ...]]:
-    """The layers of each model chunk that keep activations for the backward pass.
+def _layers_with_gradients(setup: Setup, stage: int) -> list[range]:
+    """The numbers of the layers of each model chunk that keep activations for the backward pass.
 
     The first layers keep none if nothing is trained up to them. On later stages of a pipeline, all do, because Core's
     tensors for received hidden states have gradients.
     """
-    first, *others = layer_kinds(setup)[stage]
+    first, *others = setup.layout.layers_of_stage(stage)
     return [first[frozen_shares(setup).num_unreached if stage == 0 else 0 :], *others]
 
 
