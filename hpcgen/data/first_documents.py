@@ -29,6 +29,7 @@ from hpcgen.data.suffixes import PARQUET
 from hpcgen.data.unit_checker import UnitChecker
 from hpcgen.errors import HpcgenError, Problem
 from hpcgen.text import counted, few
+from trainer.chats.memory import limited_memory
 from trainer.contract.files import git_lfs
 
 _SHORT_FILE_BLOCKS = 2
@@ -38,6 +39,7 @@ _SMALL_CORPUS = 64 * 1024 * 1024
 check."""
 
 
+@limited_memory()  # the templates of chats run here
 def check_first_documents(job: CorpusJob, manifest: Manifest) -> None:
     """Checks that documents can be read, and that each file has enough of them for the outputs that it feeds.
 
@@ -63,6 +65,7 @@ def _pointer_problem(file: ManifestFile) -> Problem | None:
     return git_lfs.pointer_problem(Path(str(file.path))) if is_small else None
 
 
+@limited_memory()
 def documents_of_pairs(job: CorpusJob, manifest: Manifest) -> list[int] | None:
     """Number of documents with text in each pair of a small corpus that is split by documents; None for others."""
     files = manifest.of_split(WHOLE)

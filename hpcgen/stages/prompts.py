@@ -55,8 +55,11 @@ def _render(prompts: list[Prompt], config: RunConfig) -> None:
     Raises:
         TrainerError: a chat or the template cannot be used.
     """
-    from trainer.chats.prompts import ChatOptions, texts_of  # imports Jinja's sandbox, which few runs need
+    # imports Jinja's sandbox, which few runs need
+    from trainer.chats.memory import limited_memory
+    from trainer.chats.prompts import ChatOptions, texts_of
 
     chat = chat_of(config)
     options = ChatOptions(chat.chat_template_file, chat.chat_template, chat.date)
-    texts_of(prompts, tokenizer_name(config.data.tokenizer), options)
+    with limited_memory():
+        texts_of(prompts, tokenizer_name(config.data.tokenizer), options)

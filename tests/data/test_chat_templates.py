@@ -7,6 +7,7 @@ import datetime
 import io
 import json
 import re
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from trainer.chats.answers import render_answers
 from trainer.chats.chat import Chat, read_chat
 from trainer.chats.errors import BadChatError, ChatTemplateError
 from trainer.chats.files import load_template
+from trainer.chats.memory import limited_memory
 from trainer.chats.prompts import ChatOptions, texts_of
 from trainer.chats.template import ChatTemplate
 from trainer.contract.errors import TrainerError
@@ -339,7 +341,7 @@ ENDLESS = {
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
 def test_a_template_that_takes_too_long_is_refused(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a thread other than the first, where no signal arrives."""
-    monkeypatch.setattr("trainer.chats.limits.MAX_CPU_S", 0.05)
+    monkeypatch.setattr("trainer.chats.sandbox.MAX_CPU_S", 0.05)
     reason = r"^a\.jinja: .* is not done after 0\.05 s of CPU time with a chat of 2 messages\."
     with ThreadPoolExecutor(1) as threads, pytest.raises(ChatTemplateError, match=reason):
         threads.submit(marked, source + CHATML, ONE).result()
@@ -347,50 +349,41 @@ def test_a_template_that_takes_too_long_is_refused(source: str, monkeypatch: pyt
 
 
 GROW = "{{% set n = namespace(x='aa') %}}{{% for i in range(60) %}}{}{{% endfor %}}"
-LONG_TEXT = "{% for i in range(9999) %}" + "a" * 20000 + "{% endfor %}"
-NEST = (
-    "{{% set n = namespace(x=[1]) %}}{{% for i in range(25) %}}{{% set n.x = [n.x, n.x] %}}{{% endfor %}}{}"
-)
 GROWING = {
     "concatenations": GROW.format("{% set n.x = n.x ~ n.x %}"),
-    "sums": GROW.format("{% set n.x = n.x + n.x %}"),
     "blocks": GROW.format("{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}"),
-    "replacements": GROW.format("{% set n.x = n.x.replace('a', 'aaa') %}"),
-    "arguments": "{% macro f(x) %}{{ f(x ~ x) }}{% endmacro %}{{ f('a') }}",
-    "output": "{% for i in range(9999) %}{{ 'a' * 10000 }}{% endfor %}",
-    "macros": "{% macro f() %}"
-    + LONG_TEXT.replace("a" * 20000, "{{ 'a' * 20000 }}")
-    + "{% endmacro %}{{ f() | length }}",
-    "text between tags": "{% macro f() %}" + LONG_TEXT + "{% endmacro %}{{ f() | length }}",
-    "one concatenation": "{% set a = 'a' * 999999 %}{{ (a" + " ~ a" * 40 + ") | length }}",
-    "widths of methods": "{{ 'a'.ljust(40000000) | length }}",
-    "widths of tabs": "{{ '\t'.expandtabs(40000000) | length }}",
-    "indentations": "{{ 'a\n' | indent(40000000) | length }}",
-    "separators": "{% set a = 'a' * 9999 %}{{ a.join(a) | length }}{{ a | join(a) | length }}",
-    "one replacement": "{% set a = 'a' * 9999 %}{{ (a | replace('a', a)) | length }}",
-    "lists in lists": NEST.format("{{ (n.x ~ '') | length }}"),
-    "lists of results": "{{ range(9999) | map('string') | map('replace', '1', 'a' * 9999) | list | length }}",
+    "arguments": "{% macro f(x) %}{{ f(x=x ~ x) }}{% endmacro %}{{ f('a') }}",
+    "one format": "{{ '%2000000000d' | format(1) }}",
+    "lists in lists": GROW.format("{% set n.x = [n.x, n.x] %}") + "{{ n.x }}",
 }
+
+
+@pytest.mark.parametrize("source", GROWING.values(), ids=GROWING)
+def test_a_template_that_fills_the_memory_is_refused_outside_of_jobs(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.chats.memory.MAX_BYTES", 2**26)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with (
+        limited_memory(),
+        pytest.raises(ChatTemplateError, match="asks for too much memory with a chat of 2"),
+    ):
+        marked(source + CHATML, ONE)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
 BEYOND = {
-    "{{ '%2000000000d' % 1 }}": "a format has the width",
-    "{{ '%*d' % (2000000000, 1) }}": "a format has the width",
-    "{{ '%2000000000d' | format(1) }}": "a format has the width",
-    "{{ '{:>2000000000}'.format(1) }}": "a format has the width",
-    "{{ '{:{w}}'.format(1, w=2000000000) }}": "a format has the width",
-    "{{ [1] | tojson(indent=2000000000) }}": "an indentation or a separator that is too long",
-    "{{ 5 | round(-2000000000) }}": "round has the precision",
-    "{{ [[1]] | sum(start=[]) }}": "sum begins with what is no number",
     "{% set n = namespace(x=2 ** 400000) %}{% for i in range(9) %}{% set n.x = n.x * n.x %}{% endfor %}": "result of",
-    "{{ 'a' | center(2000000000) }}": "No filter named 'center'",
-    "{{ [1, 2] | random }}": "No filter named 'random'",
+    "{{ 'a' * 2000000000 }}": "result of",
     "{% for i in [1] %}" * 101 + "{% endfor %}" * 101: "cannot be compiled: IndentationError",
     "{{ " + "9" * 5000 + " }}": "cannot be compiled: ValueError",
 }
-"""What one operation would take all memory or time for, also while Jinja compiles; and what Python cannot compile."""
 
 
 @pytest.mark.parametrize(("source", "reason"), BEYOND.items(), ids=range(len(BEYOND)))
-def test_an_operation_beyond_all_limits_is_refused_before_it_begins(source: str, reason: str) -> None:
+def test_what_would_take_long_in_a_single_operation_or_cannot_be_compiled_is_refused(
+    source: str, reason: str
+) -> None:
     with pytest.raises(ChatTemplateError, match=reason):
         marked(source + CHATML, ONE)
 
@@ -398,14 +391,6 @@ def test_an_operation_beyond_all_limits_is_refused_before_it_begins(source: str,
 def test_a_surrogate_is_no_character() -> None:
     with pytest.raises(BadChatError, match=r"writes U\+D800, which is half of a surrogate pair"):
         marked("{{ '\\ud800' }}" + CHATML, ONE)
-
-
-@pytest.mark.parametrize("source", GROWING.values(), ids=GROWING)
-def test_a_template_that_fills_the_memory_is_refused(source: str) -> None:
-    with pytest.raises(
-        ChatTemplateError, match=r"sandbox forbids: (a value has|it writes more than) [0-9,]+ char"
-    ):
-        marked(source + CHATML, ONE)
 
 
 def test_loops_of_any_kind_are_rendered() -> None:
@@ -549,7 +534,7 @@ def test_prompts_of_which_the_template_leaves_out_a_part_are_refused(tmp_path: P
 def test_the_prompt_that_a_template_never_ends_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.chats.limits.MAX_CPU_S", 0.05)
+    monkeypatch.setattr("trainer.chats.sandbox.MAX_CPU_S", 0.05)
     source = "{% if messages[0].content == 'Hi' %}" + ENDLESS["loops"] + "{% endif %}" + CHATML
     prompts: list[Any] = [{"messages": [{"role": "user", "content": text}]} for text in ("Hello", "Hi")]
     with pytest.raises(ChatTemplateError, match=r"^prompt 2: .*_config\.json: .* is not done after"):

@@ -14,8 +14,7 @@ from jinja2.ext import Extension
 
 from trainer.chats.chat import ASSISTANT, Chat, Message
 from trainer.chats.errors import BadChatError, ChatTemplateError
-from trainer.chats.limits import ExhaustedError
-from trainer.chats.sandbox import Sandbox
+from trainer.chats.sandbox import ExhaustedError, Sandbox
 from trainer.contract.problem import FilePlace
 from trainer.contract.wording import counted
 
@@ -136,6 +135,12 @@ class ChatTemplate:
             raise ChatTemplateError(
                 f"the chat template {error} with a chat of {counted(len(messages), 'message')}. Usual templates take "
                 "less than a millisecond. Use another one",
+                where=self.name,
+            ) from error
+        except MemoryError as error:
+            raise ChatTemplateError(
+                f"the chat template asks for too much memory with a chat of {counted(len(messages), 'message')}. Usual "
+                "templates take less than a megabyte. Use another one",
                 where=self.name,
             ) from error
         except SecurityError as error:
