@@ -53,6 +53,12 @@ PLACES = {
 }
 """Name -> where it is defined, which is imported on first use. So commands can import this package at their top."""
 
+
+def __dir__() -> list[str]:
+    """The names of the interface, for help and completion."""
+    return __all__
+
+
 if not TYPE_CHECKING:  # a type checker would take every name for one of the interface
 
     def __getattr__(name: str) -> Any:

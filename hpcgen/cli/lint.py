@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import traceback
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from hpcgen.check.lint.check import Finding
     from hpcgen.check.lint.rule import Rule
 
+_MAX_BYTES = 16 * 2**20
 COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
@@ -104,8 +106,8 @@ def command(
     as_json: bool,
     strict: bool,
 ) -> None:
-    """Use - as SCRIPT for standard input. Exits with status 1 if there is an error or a warning, and with 0 if there
-    are only notes, without --strict. A bug in hpcgen is reported with its traceback after the findings, and also means
+    """Use - as SCRIPT for standard input. Exits with status 1 if there is an error or a warning, and with --strict also
+    if there is a note. A bug in hpcgen is reported with its traceback after the findings, and also means
     status 1.
     """
     from hpcgen.check.lint import check, syntax
@@ -141,13 +143,20 @@ def command(
 
 def _read(path: str) -> str:
     try:
-        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise HpcgenError(
             f"cannot be read ({error.strerror})",
             "name a shell script, or - for standard input",
             where=FilePlace(path),
         ) from error
+    if len(content) > _MAX_BYTES:
+        raise HpcgenError(
+            f"is larger than {_MAX_BYTES >> 20} MiB, four times what Slurm accepts by default (max_script_size)",
+            "name a shell script",
+            where=FilePlace(path),
+        )
     # comments can be in any encoding
     return content.decode(errors="replace")
 

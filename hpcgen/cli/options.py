@@ -53,7 +53,7 @@ def stage_list(stages: Iterable[str] = STAGE_ROWS) -> str:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 strict_option = click.option(
-    "--strict", is_flag=True, help="Fail if there is anything to report. For continuous integration."
+    "--strict", is_flag=True, help="Fail after warnings and notes too, for continuous integration."
 )
 
 

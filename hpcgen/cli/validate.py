@@ -35,8 +35,8 @@ def command(
 ) -> None:
     """Default for STAGE: train, run for a run file with a program, or prepare for a run file with only a corpus.
 
-    Exits with status 2 if there are mistakes, with --strict also after warnings, but
-    not after those about files that only the cluster has.
+    Exits with status 2 if there are mistakes. With --strict, warnings also count, except those about files that only
+    the cluster has or that are not made yet.
     """
     from hpcgen.run_plan import storage_summary, summary
     from hpcgen.slurm.corpus import check_pairs

@@ -28,7 +28,7 @@ def build(cls: type[T], document: Document) -> tuple[T | None, tuple[Problem, ..
     if not constraints:
         with contextlib.suppress(ConfigError):
             return from_dict(cls, values, where=""), ()
-    from hpcgen.config.pydantic_reader import read, schema_problems  # pydantic, see above
+    from hpcgen.config.pydantic_reader import read, schema_problems  # imports pydantic
 
     problems = _first_of_each_path([*schema_problems(cls, values), *constraints])
     meant = [f"{problem.meant}." for problem in problems if problem.meant]

@@ -52,7 +52,7 @@ _SET_IN_EVERY_JOB = (
 """Variables that Slurm (20.11 to 26.05) or submitit sets for every job."""
 
 _HARMLESS = ("HF_ENDPOINT", "HF_TOKEN", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
-"""Variables that say how to reach the Hugging Face Hub, and what changes no job."""
+"""Variables of the Hugging Face Hub, and others that change no job."""
 
 
 def kept_variables(directives: Iterable[str]) -> tuple[str, ...]:

@@ -63,7 +63,7 @@ class Plan:
     layout: Layout | None
     warnings: tuple[str, ...]
     unchecked: tuple[str, ...] = ()
-    """The warnings about files that only the cluster has. They do not show a mistake."""
+    """The warnings about files that only the cluster has or that are not made yet, which are no mistakes."""
 
     @property
     def training(self) -> StagePlan | None:
@@ -110,18 +110,22 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Exists = os.path.exi
                 planned[stage.name] = make_stage(stage, run, config, trainer, lead_s)
         except HpcgenError as error:
             errors += error.mistakes
-    missing, unsure = _missing_inputs(run, config, planned, exists)
+    missing, lacking, unsure = _missing_inputs(run, config, planned, exists)
     errors += missing
     if errors:
         raise ConfigErrors(errors)
-    warnings = [*_stage_warnings(run, config, planned, exists), *(training.warnings if training else ())]
+    warnings = [
+        *_stage_warnings(run, config, planned, exists),
+        *(training.warnings if training else ()),
+        *lacking,
+    ]
     for stage in checked:
         warnings += missing_package_warnings(stage.packages(config), run.config, run.cluster, exists)
     if trainer is not None:
         warnings += trained_texts(config, trainer, exists)
     for stage in ordered:
         warnings += stage.warnings(run, config, trainer)
-    unchecked = (*map(str, unsure), *_unchecked_pairs(config, planned, exists))
+    unchecked = tuple(map(str, unsure))
     return Plan(
         run=run,
         config=config,
@@ -131,6 +135,7 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Exists = os.path.exi
         warnings=(
             # several stages may warn about the same setting
             *(str(located_in(run, problem)) for problem in dict.fromkeys(warnings)),
+            *_unchecked_pairs(config, planned, exists),
             *unchecked,
         ),
         unchecked=unchecked,
@@ -246,20 +251,20 @@ def main_stage(run: Run) -> str:
 
 def _missing_inputs(
     run: Run, config: RunConfig, stages: dict[str, StagePlan], exists: Exists
-) -> tuple[list[Problem], list[Problem]]:
-    """Missing input files: errors, or warnings if not even the first directory of the path exists on this machine."""
+) -> tuple[list[Problem], list[Problem], list[Problem]]:
+    """Missing input files: errors, warnings, and those that `Plan.unchecked` describes."""
     absent: dict[str, tuple[Input, str]] = {}
     for stage in (*stages.values(), *(stage.queued for stage in stages.values() if stage.queued)):
         for item in stage.inputs:
             if item.path not in absent and not exists(item.path):
                 absent[item.path] = item, stage.name
-    errors, warnings, reported = [], [], set[str]()
+    errors, warnings, unsure, reported = [], [], [], set[str]()
     for path, (item, name) in absent.items():
         if item.is_made:  # one warning below is about all of these files
             continue
         if not _is_seen(path, exists):
             reason = f"was not checked, because this machine has no /{path.split('/')[1]}"
-            warnings.append(Problem("", reason, subject=path))
+            unsure.append(Problem("", reason, subject=path))
         elif closed := no_access(path):
             errors.append(Problem("", f"{closed}. Stage {name} needs it"))
         elif not item.key:  # no line of the run file names it
@@ -269,8 +274,14 @@ def _missing_inputs(
             reported.add(item.key)
     unmade = [path for path, (item, _) in absent.items() if item.is_made]
     if unmade and not any(stage.kind.makes_pairs for stage in stages.values()):
-        warnings += _unmade_pairs(run, config, unmade, exists)
-    return errors, warnings
+        unsure.append(_unmade_pairs(config, unmade, exists))
+        # training does not read the tokenizer's file, but the stage that this warning suggests does
+        warnings += [
+            item.missing("prepare", exists)
+            for item in tokenizer_file(config)
+            if _is_seen(item.path, exists) and not exists(item.path)
+        ]
+    return errors, warnings, unsure
 
 
 def _is_seen(path: str, exists: Exists) -> bool:
@@ -278,14 +289,10 @@ def _is_seen(path: str, exists: Exists) -> bool:
     return exists("/" + path.split("/")[1])
 
 
-def _unmade_pairs(run: Run, config: RunConfig, paths: Sequence[str], exists: Exists) -> Iterator[Problem]:
-    """Yields a warning about all pairs that the data stages still have to make, and one about their tokenizer."""
+def _unmade_pairs(config: RunConfig, paths: Sequence[str], exists: Exists) -> Problem:
+    """The warning about all pairs that the data stages still have to make."""
     more = f" and {counted(len(paths) - 1, 'more file')}" if len(paths) > 1 else ""
     corpus = config.data.corpus
     plan_first = "hpcgen data plan and then " if corpus and not exists(manifest_of(corpus)) else ""
     reason = f"{'do' if more else 'does'} not exist yet. Run {plan_first}the stage prepare (or tokenize)"
-    yield Problem("", reason, subject=f"{paths[0]}{more}")
-    # training does not read the tokenizer's file, but the stage that this warning suggests does
-    for item in tokenizer_file(config):
-        if _is_seen(item.path, exists) and not exists(item.path):
-            yield located_in(run, item.missing("prepare", exists))
+    return Problem("", reason, subject=f"{paths[0]}{more}")

@@ -77,7 +77,7 @@ def check_corpus(plan: Plan, missing: MissingTasks) -> list[str]:
     """
     if missing.manifest is None or not any(missing.values()):
         return []
-    from hpcgen.data import first_documents, sources, space, stages  # as above
+    from hpcgen.data import first_documents, sources, space, stages  # need msgspec
 
     job = corpus_job(plan.config)
     left = {stage: units for stage, units in missing.units.items() if units}

@@ -44,6 +44,20 @@ def test_strict_refuses_warnings_but_not_what_only_the_cluster_can_tell(workplac
         assert re.fullmatch(r"--strict refuses \d warnings?", found.stderr.splitlines()[-1])
 
 
+def test_strict_refuses_a_missing_tokenizer_but_not_pairs_that_are_not_made_yet(workplace):
+    tokenizer = {"kind": "huggingface", "tokenizer_file": "tokenizer.json", "eod_token": "<|endoftext|>"}
+    corpus = {"directory": "data", "source": {"directory": "text"}}
+    write_yaml(workplace / "run.yaml", minimal_run(data={"corpus": corpus, "tokenizer": tokenizer}))
+    strict = ("-c", "run.yaml", "--strict", "--set", "model.vocab_size=1000")
+    refused = hpcgen("validate", *strict)
+    assert "tokenizer.json does not exist" in refused.stderr
+    assert refused.status == 2
+    (workplace / "tokenizer.json").touch()
+    found = hpcgen("validate", *strict)
+    assert "do not exist yet" in found.stderr
+    assert found.status == 0, found.stderr
+
+
 def test_json_is_one_document(run_file):
     found = json.loads(hpcgen("validate", "-c", run_file, "--json").stdout)
     assert found["name"] == "big"

@@ -254,3 +254,9 @@ def test_options_of_sbatch_override_the_directives_of_a_here_document(script, su
     text = "#!/bin/bash\n#SBATCH --nodes=2\nexport NCCL_MIN_CHANNELS=32\nsrun -K python train.py\n"
     found = json.loads(hpcgen("lint", "--json", script("#!/bin/bash\n" + submit.format(text))).stdout)
     assert [(finding["rule"], finding["line"]) for finding in found] == [("misspelt-variable", 5)]
+
+
+def test_a_file_without_an_end_is_refused() -> None:
+    found = hpcgen("lint", "/dev/zero")
+    assert found.status == 2
+    assert found.stderr.startswith("/dev/zero: is larger than 16 MiB")

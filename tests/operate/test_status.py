@@ -61,7 +61,7 @@ def answer(*jobs: QueuedJob, problem: str = "") -> Queue:
     return Queue(jobs=jobs, problem=problem, asked=NOW)
 
 
-SILENCE = answer(problem="squeue does not answer within 10 s")
+SILENCE = answer(problem="squeue does not answer within 15 s")
 WAITS = {"state": "PENDING", "reason": "Resources"}
 
 

@@ -38,7 +38,7 @@ def single_process_group() -> Iterator[None]:
         torch.distributed.init_process_group(
             "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
         )
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
+        try:
+            yield  # more groups may be made
+        finally:
+            torch.distributed.destroy_process_group()

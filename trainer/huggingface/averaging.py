@@ -161,12 +161,7 @@ def _firsts(weights: StoredWeights, name: str) -> Iterator[tuple[int, ...]]:
     """Indices of the parts of a tensor: by layer if it has all layers, and the matrices that are stacked in it."""
     shape = weights.shape(name)
     assert shape is not None
-    return itertools.product(*map(range, shape[: max(len(shape) - 2, _has_layers(name))]))
-
-
-def _has_layers(name: str) -> bool:
-    """True if a tensor has all layers in its first axis."""
-    return has_all_layers(name)
+    return itertools.product(*map(range, shape[: max(len(shape) - 2, has_all_layers(name))]))
 
 
 def _mean(sources: Sequence[StoredWeights], name: str, first: tuple[int, ...]) -> torch.Tensor:
@@ -189,7 +184,7 @@ def _moving_average(stored: StoredWeights, name: str, first: tuple[int, ...]) ->
     average = f"{OPTIMIZER_STATE}.{AVERAGE}.{name}"
     if stored.shape(average) is not None:
         return stored.read_part(average, first).to(weights.dtype)
-    if _has_layers(name):  # with frozen parameters, each layer has its own
+    if has_all_layers(name):  # with frozen parameters, each layer has its own
         average = name_in_layer(average, first[0])
         if stored.shape(average) is not None:
             return stored.read_part(average, first[1:]).to(weights.dtype)

@@ -50,8 +50,9 @@ def find_layouts(
 ) -> RunLayouts:
     """Finds the layouts with which a run trains fastest, on each of several numbers of nodes.
 
-    `nodes` are the numbers to try. Default: the run's own number. With a goal, the default is each number of `ladder`
-    up to the limit of the partition, as far as is needed, and of `quarters` before the first that meets a deadline.
+    `nodes` are the numbers to try. Default: the run's own number. With a goal, the default is 1, 2, 3, 4, 6, 8, 12, 16
+    and so on, up to the limit of the partition and as far as is needed, and numbers between before the first that meets
+    a deadline.
     At most one goal is given: `finish_in_s` is a deadline in seconds, `budget` an amount in the profile's currency, and
     `gpu_hours` a number of GPU-hours. `on_search` is called with the number of nodes before each search.
 
