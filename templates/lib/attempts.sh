@@ -28,7 +28,7 @@ is_running() {
         answer=$(squeue --noheader --format=%A --jobs="$1,$SLURM_JOB_ID" --states="$job_states" 2>&1)
         ! grep -qx "$SLURM_JOB_ID" <<<"$answer" || { grep -qx "$1" <<<"$answer"; return; }
         say "squeue cannot tell whether job $1 is still running in $run_dir; asking again in 30 s. Its answer: $answer"
-        run_step sleep 30 || exit 143
+        run_step sleep 30 || { end_if_canceled ''; exit 143; } # SIGTERM ends squeue, too
     done
     die "squeue cannot tell whether job $1 is still running in $run_dir (above). Once it answers, submit this script again"
 }
