@@ -360,6 +360,11 @@ AFTER_A_MISTAKE = """
 import os, sys
 os.environ["CUDA_VISIBLE_DEVICES"] = "0"
 from trainer.huggingface import __main__
+hide_gpus = __main__.device.hide_gpus
+def reported():
+    print("transformers" in sys.modules)
+    hide_gpus()
+__main__.device.hide_gpus = reported
 print(__main__.main(), repr(os.environ["CUDA_VISIBLE_DEVICES"]))
 """
 
@@ -368,7 +373,7 @@ def test_conversions_hide_the_gpus_before_any_library_sees_them(tmp_path: Path) 
     """transformers asks CUDA for its devices before the trainer computes its logits on the CPU."""
     words = ("average", str(tmp_path / "missing"), "--last", "2", "--to", str(tmp_path / "out"))
     ended = run_python("-c", AFTER_A_MISTAKE, *words)
-    assert ended.stdout == "2 ''\n", ended.stderr
+    assert ended.stdout == "False\n2 ''\n", ended.stderr
 
 
 SLOWLY = """
