@@ -100,18 +100,9 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Exists = os.path.exi
     trainer = training.trainer if training else None
     problems = (*_missing_keys(run, checked), *_problems(run, config, checked, training))
     errors = [located_in(run, problem) for problem in problems]
-    planned: dict[str, StagePlan] = {}
-    for stage in ordered:
-        lead_s = training.signal_lead_s if training and stage.trains else 0
-        # errors are collected, so that one round shows the mistakes of all stages
-        try:
-            # without a corpus, an array has no tasks; _missing_keys reports it
-            if not stage.is_array or config.data.corpus is not None:
-                planned[stage.name] = make_stage(stage, run, config, trainer, lead_s)
-        except HpcgenError as error:
-            errors += error.mistakes
+    planned, refused = _planned_stages(ordered, run, config, training)
     missing, lacking, unsure = _missing_inputs(run, config, planned, exists)
-    errors += missing
+    errors += [*refused, *missing]
     if errors:
         raise ConfigErrors(errors)
     warnings = [
@@ -140,6 +131,23 @@ def plan(run: Run, stages: Collection[str] = (), *, exists: Exists = os.path.exi
         ),
         unchecked=unchecked,
     )
+
+
+def _planned_stages(
+    stages: Sequence[Stage], run: Run, config: RunConfig, training: Training | None
+) -> tuple[dict[str, StagePlan], list[Problem]]:
+    """The plans of stages, and the mistakes of all stages that cannot be planned, which one round shows."""
+    planned, errors = dict[str, StagePlan](), list[Problem]()
+    trainer = training.trainer if training else None
+    for stage in stages:
+        lead_s = training.signal_lead_s if training and stage.trains else 0
+        try:
+            # without a corpus, an array has no tasks; _missing_keys reports it
+            if not stage.is_array or config.data.corpus is not None:
+                planned[stage.name] = make_stage(stage, run, config, trainer, lead_s)
+        except HpcgenError as error:
+            errors += error.mistakes
+    return planned, errors
 
 
 def _with_queued(stages: Sequence[Stage], config: RunConfig) -> list[Stage]:

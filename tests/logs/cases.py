@@ -48,7 +48,7 @@ class Case:
         return find_root(found, self._node_of, self.failed, self.world_size)
 
     def mistake(self) -> str:
-        """What is wrong with that; "" if nothing is."""
+        """The mistake in that; "" if there is none."""
         failure = self.found()
         if failure is None:
             return "" if "-" in self.kinds else "no failure is found"

@@ -22,7 +22,7 @@ _OTHERS = (1, 2)
 
 @dataclass(frozen=True)
 class Message:
-    """What a process wrote when it failed, and why it did."""
+    """Text that a process wrote when it failed, and the cause."""
 
     name: str
     cause: str
@@ -46,11 +46,11 @@ class Message:
         return "\n".join((*before, *mixed, *_AFTER[launcher].format(rank=self.rank or 0).splitlines()))
 
     def found(self, launcher: str) -> Failure | None:
-        """What hpcgen finds in the log."""
+        """The failure that hpcgen finds in the log."""
         return find_root(collect(parse(self.log(launcher).splitlines())), lambda rank: None)
 
     def mistake(self, launcher: str) -> str:
-        """What is wrong with that; "" if nothing is."""
+        """The mistake in that; "" if there is none."""
         failure = self.found(launcher)
         if failure is None:
             return "no failure is found"

@@ -35,7 +35,7 @@ def write_run_file(directory: Path, name: str) -> Path:
 
 
 def write_inputs(directory: Path) -> None:
-    """What the page starts from: a tokenizer with its template, chats, preferences, and the program."""
+    """Starting point of the page: a tokenizer with its template, chats, preferences, and the program."""
     (directory / "cluster.yaml").write_text(profile_text())
     write_tokenizer(directory / "model")
     turns = [turn for pair in QUESTIONS.items() for turn in pair]

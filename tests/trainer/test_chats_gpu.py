@@ -24,7 +24,7 @@ from tests.trainer.test_gpu import CP2, EP2, PP2, TP2_SP, needs_gpus, on_gpus, w
 LOSS_TOLERANCE = 0.02
 """As for documents in tests/trainer/test_gpu.py."""
 NORM_TOLERANCE = 0.05
-"""Of gradient norms in bf16, relative. A wrong mask changes them by more than a third."""
+"""Relative tolerance of gradient norms in bf16. A wrong mask changes them by more than a third."""
 FP8_TOLERANCES = 0.05, 0.2
 
 EXPERTS = LLAMA | {"num_layers": 2, "num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 48}

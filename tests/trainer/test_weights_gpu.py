@@ -19,7 +19,7 @@ from trainer.huggingface.averaging import write_moving_average
 
 FIRST_HALF = ["embedding.*", "decoder.layers.[01].*"]
 LOSS_TOLERANCE, NORM_TOLERANCE = 0.01, 0.05
-"""Of other layouts in bf16: absolute for losses, relative for gradient norms."""
+"""Tolerances of other layouts in bf16: absolute for losses, relative for gradient norms."""
 
 pytestmark = [
     pytest.mark.gpu,
